@@ -1,0 +1,1 @@
+"""undrift: federated learning that stays on course."""

@@ -1,0 +1,175 @@
+"""Several methods on the same draws: every label at every seed, each a run of its own, side by side in workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from . import config
+from .choose import cores
+from .errors import BadInput, RunFailed
+from .experiment import method
+from .files import write
+from .signals import stopping
+from .workers import play
+
+COMPARISON = "comparison.json"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One label at one seed."""
+
+    label: str
+    seed: int
+    folder: str  # below the comparison's
+    document: dict
+
+
+def jobs(document: dict, folder: str | None, algorithms: list[str] | None, seeds: int) -> list[Job]:
+    """All runs of a comparison, seed by seed; every label's configuration is checked before anything runs."""
+    base = {k: v for k, v in document.items() if k != "compare"}
+    labels = config.parse(document, folder).compare
+    chosen = algorithms or list(labels)
+    if not chosen:
+        raise BadInput("there is nothing to compare: name methods with --algorithms, or give [compare.LABEL] tables")
+    if len(set(chosen)) < len(chosen):
+        raise BadInput(f"--algorithms: {next(c for c in chosen if chosen.count(c) > 1)} is named twice")
+    first = config.parse(base, folder).run.seed
+    made = []
+    for seed in range(first, first + seeds):
+        for label in chosen:
+            settings = {k: v for k, v in labels.get(label, {"algorithm": {"name": label}}).items() if k != "tune"}
+            mine = config.derive(config.derive(base, settings), {"run": {"seed": seed}})
+            resolved = config.parse(mine, folder)
+            if seed == first:
+                method(resolved)
+            made.append(Job(label, seed, f"{safe(label)}/seed-{seed}", config.document(resolved)))
+    return made
+
+
+def safe(label: str) -> str:
+    """A label as the name of a folder."""
+    return re.sub(r"[^\w.+-]", "-", label)
+
+
+def compare(
+    todo: list[Job],
+    folder: str | None,
+    out: Path,
+    baseline: str | None = None,
+    resume: bool = False,
+    heard: Callable[[Job, dict], None] = lambda job, message: None,
+) -> list[str]:
+    """Plays the runs of a comparison into `out`; -> what went wrong with runs that failed, a sentence each."""
+    labels = list(dict.fromkeys(job.label for job in todo))
+    if baseline is not None and baseline not in labels:
+        raise BadInput(f"--baseline {baseline} is not among the compared: {', '.join(labels)}")
+    with held(out), stopping() as stop:
+        begin(out, todo, baseline or labels[0], resume)
+        lines = {job.folder: job for job in todo}
+        command = shlex.join(["undrift", *sys.argv[1:]])
+        orders = [
+            {
+                "document": config_without_unset(job.document) | {"run": crowded(job.document["run"])},
+                "folder": folder, "out": str(out / job.folder), "key": job.folder, "resume": resume,
+                "label": job.label, "command": command,
+            }
+            for job in todo
+            if not (resume and done(out / job.folder))
+        ]  # fmt: skip
+        for job in todo:
+            if resume and done(out / job.folder):
+                heard(job, {"done": True})
+        failed = []
+        for order, message in play(orders, side_by_side(todo), stop) if orders else ():
+            job = lines[order["key"]]
+            heard(job, message)
+            if "error" in message:
+                failed.append(f"{job.label}, seed {job.seed}: {message['error']}")
+    return failed
+
+
+def config_without_unset(document: dict) -> dict:
+    return {k: {a: b for a, b in v.items() if b is not None} if isinstance(v, dict) else v for k, v in document.items()}
+
+
+def side_by_side(todo: list[Job]) -> int:
+    """How many runs at once: a core each, unless a run asks for more threads or for the one GPU."""
+    run = todo[0].document["run"]
+    if run["device"] != "cpu" and cuda():
+        return 1
+    return max(1, cores() // (1 if run["threads"] == "auto" else run["threads"]))
+
+
+def cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def crowded(run: dict) -> dict:
+    """A run's settings where other runs use the other cores."""
+    return run | {"threads": 1} if run["threads"] == "auto" and not cuda() else run
+
+
+class held:
+    """The comparison's folder, for one process at a time."""
+
+    def __init__(self, out: Path):
+        self.out, self.lock = out, FileLock(out / ".lock")
+
+    def __enter__(self):
+        try:
+            self.out.mkdir(parents=True, exist_ok=True)
+            self.lock.acquire(blocking=False)
+        except Timeout:
+            raise BadInput(f"{self.out}: another process is running here") from None
+        except OSError as error:
+            raise RunFailed(f"{self.out} could not be made ({error.strerror or error})") from error
+
+    def __exit__(self, *_):
+        self.lock.release()
+
+
+def begin(out: Path, todo: list[Job], baseline: str, resume: bool) -> None:
+    """Writes comparison.json, or finds there the comparison that goes on."""
+    path = out / COMPARISON
+    runs = [{"label": job.label, "seed": job.seed, "folder": job.folder} for job in todo]
+    if path.exists():
+        if not resume:
+            raise BadInput(f"{out} holds a comparison: go on with it by --resume, or choose another folder with --out")
+        before = json.loads(path.read_text(encoding="utf-8"))["runs"]
+        gone = [run for run in before if run not in runs]
+        if gone:
+            raise BadInput(
+                f"{path}: {gone[0]['label']} at seed {gone[0]['seed']} is not in this comparison; name it, or use --out"
+            )
+    elif (out / "config.toml").exists():
+        raise BadInput(f"{out} holds a single run: choose another folder with --out")
+    write(path, json.dumps({
+        "format": 1,
+        "command": shlex.join(["undrift", *sys.argv[1:]]),
+        "baseline": baseline,
+        "machine": {"system": platform.platform(), "cores": os.cpu_count(), "python": platform.python_version()},
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "runs": runs,
+    }, indent=1).encode())  # fmt: skip
+
+
+def done(run: Path) -> bool:
+    """Whether a run has come to its end."""
+    try:
+        return bool(json.loads((run / "checkpoint" / "current.json").read_text(encoding="utf-8"))["done"])
+    except (OSError, ValueError, KeyError):
+        return False

@@ -1,0 +1,56 @@
+"""Signals that ask a run to stop: the round in flight is dropped, what is saved stays whole."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from .errors import Interrupted
+
+NAMES = ("SIGINT", "SIGTERM", "SIGUSR1")  # the last is what batch systems send before they end a job
+
+
+class Stop:
+    """Whether a signal has come. Inside `droppable()` it raises Interrupted at once, elsewhere it waits to be asked."""
+
+    def __init__(self):
+        self.name: str | None = None
+        self._droppable = False
+
+    def __call__(self, number, frame) -> None:
+        self.name = signal.Signals(number).name
+        if self._droppable:
+            self._droppable = False
+            raise Interrupted(self.name)
+
+    @contextmanager
+    def droppable(self) -> Iterator[None]:
+        """Work that may be dropped at any point."""
+        self.ask()
+        self._droppable = True
+        try:
+            yield
+        finally:
+            self._droppable = False
+
+    def ask(self) -> None:
+        if self.name is not None:
+            raise Interrupted(self.name)
+
+
+@contextmanager
+def stopping() -> Iterator[Stop]:
+    """Catches the signals while it lasts; only the main thread of a process can."""
+    stop = Stop()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    numbers = [getattr(signal, name) for name in NAMES if hasattr(signal, name)]
+    before = {n: signal.signal(n, stop) for n in numbers}
+    try:
+        yield stop
+    finally:
+        for n, handler in before.items():
+            signal.signal(n, handler)

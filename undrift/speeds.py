@@ -1,0 +1,78 @@
+"""How fast this machine is: a table of measured speeds in the user's cache folder.
+
+What it lacks is measured once and kept before it is used; of two processes that measure at once, the first to write
+wins. So a choice that rests on it is the same for every run on this machine, and never a matter of the moment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from .data.embedded import cache_folder
+
+SECONDS = 2.0  # that one missing entry may take to measure
+
+
+def machine() -> str:
+    """What a speed depends on beside the work itself."""
+    versions = f"Python {platform.python_version()}, torch {torch.__version__}"
+    return f"{platform.node()} {platform.machine()} {os.cpu_count()} cores, {versions}"
+
+
+def speeds(work: str, ways: dict[str, Callable[[], object]]) -> dict[str, float]:
+    """Seconds that each way of doing `work` takes here, from the table or measured now."""
+    key = hashlib.sha256(f"{machine()}\n{work}".encode()).hexdigest()[:24]
+    path = cache_folder() / "speeds" / f"{key}.json"
+    kept = _read(path)
+    if kept is None or kept.keys() != ways.keys():
+        measured = {name: _measure(way, SECONDS / len(ways)) for name, way in ways.items()}
+        kept = _keep(path, measured)
+    return kept
+
+
+def _measure(way: Callable[[], object], seconds: float) -> float:
+    """The quickest of a few tries after a first one, within about `seconds`."""
+
+    def once() -> float:
+        start = time.perf_counter()
+        way()
+        return time.perf_counter() - start
+
+    first = once()
+    tries = int(min(20, seconds / 2 / first))
+    return min((once() for _ in range(tries)), default=first)
+
+
+def _read(path: Path) -> dict[str, float] | None:
+    try:
+        return {str(k): float(v) for k, v in json.loads(path.read_text(encoding="utf-8")).items()}
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def _keep(path: Path, measured: dict[str, float]) -> dict[str, float]:
+    """The table's entry after writing ours beside it, unless somebody else's was first.
+    No cache folder: ours, this once."""
+    beside = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.write_text(json.dumps(measured), encoding="utf-8")
+        try:
+            os.link(beside, path)  # unlike a rename it never replaces
+        except FileExistsError:
+            if _read(path) is None:  # a damaged entry
+                os.replace(beside, path)
+        finally:
+            beside.unlink(missing_ok=True)
+    except OSError:
+        return measured
+    return _read(path) or measured

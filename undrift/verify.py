@@ -1,0 +1,33 @@
+"""`undrift verify`: what became of every run of some files of conformance vectors."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import torch
+
+from .conformance import VECTORS, read, verify_run
+from .errors import BadInput
+
+
+def verify(files: list[Path], strict: bool, quiet: bool) -> int:
+    """Prints a line per run and a sum; -> 0, or 1 where a run differs (under `strict` also where one is unknown)."""
+    torch.set_num_threads(1)
+    counts: Counter[str] = Counter()
+    worst = 0.0
+    for path in files or sorted(VECTORS.glob("*.json")):
+        document = read(path)
+        for run in document["runs"]:
+            try:
+                verdict = verify_run(document, run)
+            except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+                raise BadInput(f"{path}: run {run['id']} cannot be read: {type(error).__name__}: {error}") from error
+            counts[verdict.status] += 1
+            worst = max(worst, verdict.gap if verdict.status == "passed" else 0.0)
+            if not quiet or verdict.status == "failed":
+                print(f"{verdict.status:8}{verdict.id}" + (f": {verdict.why}" if verdict.why else ""))
+    said = ", ".join(f"{counts[status]} {status}" for status in ("passed", "failed", "unknown"))
+    print(f"{said}; the largest difference of a passed run is {worst:.1e}", file=sys.stderr if quiet else sys.stdout)
+    return int(counts["failed"] > 0 or (strict and counts["unknown"] > 0))

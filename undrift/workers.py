@@ -1,0 +1,138 @@
+"""Runs in processes of their own, side by side. A worker ends with its parent, however that ends.
+
+Parent and worker talk in lines of JSON: a job goes in at stdin, what became of each round and of the job comes out. The
+end of stdin is the end of the parent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from .errors import Interrupted, UndriftError
+from .signals import Stop
+
+PATIENCE = 9.0  # seconds that workers get to save what they have
+
+
+class Worker:
+    """A process that plays one run after another, seen from the parent."""
+
+    def __init__(self, said: queue.Queue):
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "undrift.workers"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            encoding="utf-8", env=os.environ | {"OMP_WAIT_POLICY": "passive"},
+        )  # fmt: skip
+        self.job: dict | None = None
+        threading.Thread(target=self._listen, args=(said,), daemon=True).start()
+
+    def begin(self, job: dict) -> None:
+        self.job = job
+        self.process.stdin.write(json.dumps(job) + "\n")
+        self.process.stdin.flush()
+
+    def _listen(self, said: queue.Queue) -> None:
+        for line in self.process.stdout:
+            said.put((self, json.loads(line)))
+        said.put((self, {"ended": self.process.wait()}))
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+
+def play(jobs: list[dict], workers: int, stop: Stop) -> Iterator[tuple[dict, dict]]:
+    """Plays all jobs; yields (job, message) as they come: {"record": ...}, {"notice": ...}, {"done": true} or
+    {"error": ...}."""
+    said: queue.Queue = queue.Queue()
+    waiting = list(reversed(jobs))
+    crew = [Worker(said) for _ in range(min(workers, len(jobs)))]
+    try:
+        for worker in crew:
+            worker.begin(waiting.pop())
+        busy = len(crew)
+        while busy:
+            stop.ask()
+            try:
+                worker, message = said.get(timeout=0.2)
+            except queue.Empty:
+                continue
+            if "ended" in message:
+                if worker.job is None:
+                    continue
+                message = {"error": f"the worker process ended with exit code {message['ended']}", "exit": 3}
+            job = worker.job
+            if "done" in message or "error" in message:
+                worker.job = None
+                if waiting and worker.process.poll() is None:
+                    worker.begin(waiting.pop())
+                else:
+                    busy -= 1
+            yield job, message
+    finally:
+        for worker in crew:
+            worker.process.stdin.close() if worker.job is None else worker.process.terminate()
+        for worker in crew:
+            worker.end()
+
+
+# ---------------------------------------------------------------- the worker itself
+
+
+def main() -> None:
+    """Reads jobs until stdin ends."""
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what a user's code prints must not come between the lines
+    jobs: queue.Queue = queue.Queue()
+    threading.Thread(target=_read, args=(jobs,), daemon=True).start()
+
+    def say(**message) -> None:
+        out.write(json.dumps(message) + "\n")
+        out.flush()
+
+    while True:
+        job = jobs.get()
+        try:
+            _play(job, say)
+            say(done=True)
+        except Interrupted as error:
+            say(error=str(error), exit=error.exit_code)
+            sys.exit(error.exit_code)
+        except UndriftError as error:
+            say(error=str(error), exit=error.exit_code)
+
+
+def _read(jobs: queue.Queue) -> None:
+    for line in sys.stdin:
+        jobs.put(json.loads(line))
+    os._exit(0)  # the parent is gone or done: a run in flight goes on with --resume, as after any kill
+
+
+def _play(job: dict, say: Callable) -> None:
+    from . import config
+    from .failures import as_ours
+    from .run import run
+
+    try:
+        experiment = config.parse(job["document"], job["folder"])
+        run(
+            experiment, Path(job["out"]), job["resume"], on_round=lambda record: say(record=record),
+            notice=lambda text: say(notice=text), record_also={"label": job["label"], "command": job["command"]},
+        )  # fmt: skip
+    except Exception as error:
+        raise as_ours(error) from error
+
+
+if __name__ == "__main__":
+    main()
