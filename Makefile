@@ -1,5 +1,5 @@
 # make demo: sets everything up and runs undrift's main job.  make test: sets up and passes the tests.
-PYTHON ?= python3.11
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=

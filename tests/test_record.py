@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -121,9 +122,8 @@ class Disk:
         disk = self
 
         class File:
-            def __init__(self, *args):
-                disk.touch()
-                self.file = open(*args)
+            def __init__(self, file):
+                self.file = file
 
             def write(self, data):
                 try:
@@ -133,19 +133,19 @@ class Disk:
                     raise
                 return self.file.write(data)
 
-            def __enter__(self):
-                return self
-
-            def __exit__(self, *error):
-                self.file.close()
-
             def __getattr__(self, name):
                 return getattr(self.file, name)
+
+        @contextmanager
+        def opened(*args):
+            disk.touch()
+            with open(*args) as file:
+                yield File(file)
 
         def touching(function):
             return lambda *args, **kwargs: (disk.touch(), function(*args, **kwargs))[1]
 
-        patch.setattr(files, "open", File, raising=False)
+        patch.setattr(files, "open", opened, raising=False)
         patch.setattr(os, "replace", touching(os.replace))
         patch.setattr(os, "truncate", touching(os.truncate))
         patch.setattr(os, "fsync", touching(lambda handle: None))

@@ -70,6 +70,10 @@ class Around(Algorithm):
 
     inner: Algorithm = field(default=None, kw_only=True)
 
+    @property
+    def sends(self):
+        return self.inner is None or self.inner.sends
+
     def local(self, info, local):
         return self.inner.local(info, local)
 
@@ -220,9 +224,18 @@ def widths(algorithm: Algorithm, layout: Layout, data=None) -> dict[str, int]:
     except (Deferred, BadInput):
         raise
     except Exception as error:
-        raise BadInput(f"{part}.{phase} fails in a trial round: {type(error).__name__}: {error}") from error
+        why = " ".join(str(error).split())[:300]
+        raise BadInput(f"{part}.{phase} fails in a trial round: {type(error).__name__}: {why}") from error
     trees = (server, mine, message, asked, upload, fields)
-    return {k: (v[0] if isinstance(v, tuple) else v).shape[-1] for tree in trees for k, v in tree.items()}
+    return {k: last_axis(part, k, v) for tree in trees for k, v in tree.items()}
+
+
+def last_axis(part: str, name: str, value) -> int:
+    value = value[0] if isinstance(value, tuple) and value else value
+    if not isinstance(value, Tensor) or not value.dim():
+        what = "a tensor without an axis" if isinstance(value, Tensor) else type(value).__name__
+        raise BadInput(f"{part}: the field {name!r} must be a tensor [..., n], n = 1 for a number, and it is {what}")
+    return value.shape[-1]
 
 
 def same_names(where: str, what: str, new: Tree, old: Tree) -> None:

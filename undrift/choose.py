@@ -15,6 +15,7 @@ from .gradients import Net, many_clients, one_client, vmap_trouble
 from .speeds import speeds
 from .work import Batch, bare
 
+MOST_THREADS = 1024
 MOST = 64  # clients side by side on a CPU: beyond it nothing is gained
 VECTORS = 8  # of the model's width that a client needs while it trains, about
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "tf32": torch.float32}
@@ -59,7 +60,11 @@ def place(run: config.Run) -> tuple[str, str, int]:
         raise BadInput('run.precision = "tf32" needs a CUDA device; on a CPU "float32" and "float64" work')
     if run.compile == "yes":
         raise BadInput('run.compile = "yes" is not offered by this version; "auto" and "no" are')
-    threads = run.threads if run.threads != "auto" else cores()
+    threads = run.threads if run.threads != "auto" else allowed()
+    if threads > MOST_THREADS:
+        raise BadInput(
+            f"run.threads = {threads}: at most {MOST_THREADS} are possible, and there are {cores()} cores here"
+        )
     settle(device, precision, threads, run.deterministic)
     return device, precision, threads
 
@@ -77,6 +82,12 @@ def settle(device: str, precision: str, threads: int, deterministic: bool) -> No
 def cores() -> int:
     """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def allowed() -> int:
+    """The threads of a run on its own: a core each, fewer where the environment says so."""
+    said = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return min(cores(), int(said)) if said.isdecimal() and int(said) > 0 else cores()
 
 
 def engine(
@@ -118,10 +129,10 @@ def largest_chunk(run: config.Run, net: Net, x, batch: Batch, cohort: int) -> in
     """How many clients at once: the cohort, within the memory."""
     if x.device.type == "cuda":
         room = torch.cuda.mem_get_info(x.device)[0] if run.memory == "auto" else run.memory * 2**30
-        fits = int(0.6 * room / cost_on_cuda(net, x, batch))
+        fits = int(min(0.6 * room / cost_on_cuda(net, x, batch), cohort))
     else:
         room = 2.0 if run.memory == "auto" else run.memory / 2
-        fits = min(MOST, int(room * 2**30 / (VECTORS * x.element_size() * net.layout.size)))
+        fits = int(min(MOST, room * 2**30 / (VECTORS * x.element_size() * net.layout.size)))
     if fits < 1:
         raise RunFailed("too little memory for one client: a smaller model or local.batch, or more memory, is needed")
     return cohort if cohort <= fits else max(n for n in (*LADDER, 1) if n <= fits)

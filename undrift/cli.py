@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .errors import BadInput, UndriftError
+from .errors import BadInput, RunFailed
+from .signals import interrupts
 
 app = typer.Typer(
     help="Federated learning that stays on course: simulate, compare and check federated optimisation methods.",
@@ -24,28 +26,42 @@ Sets = Annotated[
 ]
 Out = Annotated[
     Path | None,
-    typer.Option("--out", metavar="DIR", help="where the results go (runs/NAME of the TOML)", show_default=False),
+    typer.Option("--out", metavar="DIR", help="where the results go (for EXP.toml: runs/EXP)", show_default=False),
 ]
-Resume = Annotated[bool, typer.Option("--resume", help="go on from the last checkpoint in the folder")]
+Resume = Annotated[bool, typer.Option("--resume", help="go on with what is in the folder, from its last checkpoint")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="say nothing but errors")]
-Seeds = Annotated[int, typer.Option("--seeds", min=1, max=10_000, help="how many seeds: run.seed, +1, ...")]
+Seeds = Annotated[
+    int, typer.Option("--seeds", metavar="N", min=1, max=10_000, help="how many seeds: run.seed, run.seed + 1, ...")
+]
+
+DEMO = Path("runs/demo")
 
 
 @app.command()
 def run(toml: Toml, set_: Sets = None, out: Out = None, resume: Resume = False, quiet: Quiet = False) -> None:
-    """Run an experiment: rounds, evaluations, checkpoints, a report."""
+    """Run an experiment and write its report.
+
+    The folder gets metrics.jsonl (a line per round), report.html, config.toml (all settings) and checkpoint/. A run
+    that was stopped, by Ctrl-C or a kill, goes on with --resume.
+    """
     from . import config
+
+    experiment = config.read(toml, set_ or ())  # before torch is loaded, so that a slip is answered at once
+    from .failures import bound_memory
     from .progress import RunProgress
     from .run import run as play
 
-    experiment = config.read(toml, set_ or ())
     out = out or Path("runs") / toml.stem
+    bound_memory()
     with RunProgress(experiment.run.rounds, quiet) as progress:
         result = play(experiment, out, resume, on_round=progress.round, notice=progress.notice)
     if result.played:
         from .report import write_report
 
+        progress.ended(result.records)
         progress.say(f"{result.folder / 'metrics.jsonl'}, {write_report(result.folder)}")
+    else:
+        progress.say(f"{result.folder} is done: there is nothing left to do")
 
 
 @app.command()
@@ -54,7 +70,10 @@ def compare(
     algorithms: Annotated[
         str | None,
         typer.Option(
-            "--algorithms", metavar="A,B,...", help="labels of [compare] or names of methods", show_default=False
+            "--algorithms",
+            metavar="A,B,...",
+            help="labels of [compare] and names of methods (all labels)",
+            show_default=False,
         ),
     ] = None,
     baseline: Annotated[
@@ -69,7 +88,11 @@ def compare(
     resume: Resume = False,
     quiet: Quiet = False,
 ) -> None:
-    """Compare methods on the same draws at several seeds: a table and a report."""
+    """Compare methods on the same draws.
+
+    Every [compare.LABEL] of the TOML, or every one of --algorithms, is run at every seed, side by side on the cores of
+    this machine. The folder gets a folder for each run, report.html, summary.csv and comparison.json.
+    """
     names = [name.strip() for name in algorithms.split(",")] if algorithms is not None else None
     if names is not None and not all(names):
         raise BadInput("--algorithms must be names with commas between them, as in fedavg,fedcm")
@@ -77,14 +100,15 @@ def compare(
 
 
 @app.command()
-def demo(
-    seeds: Seeds = 3, set_: Sets = None, out: Out = Path("runs/demo"), resume: Resume = False, quiet: Quiet = False
-) -> None:
-    """The comparison of the README: seven methods on MNIST, each client with the digits of one class."""
-    if (out / "comparison.json").exists() and not resume:
-        import shutil
+def demo(seeds: Seeds = 3, set_: Sets = None, out: Out = DEMO, resume: Resume = False, quiet: Quiet = False) -> None:
+    """Show the README's comparison.
 
-        shutil.rmtree(out)  # its own folder: the demo can be shown again
+    Seven methods on MNIST, each client with the digits of one class. A demo that is done is shown anew.
+    """
+    if out == DEMO and not resume:
+        from .compare import clear
+
+        clear(out)
     _compare(Path(__file__).parent / "demo.toml", None, None, seeds, set_, out, resume, quiet)
 
 
@@ -93,7 +117,6 @@ def _compare(toml: Path, algorithms, baseline, seeds: int, sets, out: Path, resu
     from .compare import compare as play
     from .compare import jobs
     from .progress import CompareProgress
-    from .report import console_table, summary, write_report, write_summary
 
     document = config.load(toml)
     for text in sets or ():
@@ -102,15 +125,27 @@ def _compare(toml: Path, algorithms, baseline, seeds: int, sets, out: Path, resu
     todo = jobs(document, folder, algorithms, seeds)
     with CompareProgress(todo, quiet) as progress:
         failed = play(todo, folder, out, baseline, resume, heard=progress.heard)
-    rows = summary([out])
-    write_summary(out, rows)
-    report = write_report(out)
-    if not quiet:
-        progress.console.print(console_table(rows))
-        progress.say(str(report))
+    if len(failed) < len(todo):
+        _summarise(out, quiet)
     if failed:
-        more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
-        raise UndriftError(f"{failed[0]}{more}; the others are done, --resume tries again")
+        all_bad_input = all(run.exit_code == BadInput.exit_code for run in failed)
+        more = f"; {len(failed)} of {len(todo)} runs failed, --resume tries them again" if len(todo) > 1 else ""
+        raise (BadInput if all_bad_input else RunFailed)(f"{failed[0].why}{more}")
+
+
+def _summarise(out: Path, quiet: bool = False) -> None:
+    """Writes summary.csv of a comparison and report.html, and shows the table."""
+    from rich.console import Console
+
+    from .report import console_table, summary, write_report, write_summary
+
+    rows = summary([out])
+    if (out / "comparison.json").exists():
+        write_summary(out, rows)
+    path = write_report(out)
+    if not quiet:
+        Console().print(console_table(rows))
+        print(path)
 
 
 @app.command()
@@ -118,16 +153,7 @@ def report(
     folder: Annotated[Path, typer.Argument(help="a run's or a comparison's folder", metavar="DIR", show_default=False)],
 ) -> None:
     """Write report.html of a run or a comparison, also of one that is still going."""
-    from .report import console_table, summary, write_report, write_summary
-
-    rows = summary([folder])
-    if (folder / "comparison.json").exists():
-        write_summary(folder, rows)
-    path = write_report(folder)
-    from rich.console import Console
-
-    Console().print(console_table(rows))
-    print(path)
+    _summarise(folder)
 
 
 @app.command()
@@ -154,14 +180,18 @@ def verify(
 
 def main() -> None:
     """Runs the command; every failure is one plain sentence and an exit code."""
+    interrupts()
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # else threads that spin make a busy machine 20 times slower
     try:
         code = app(standalone_mode=False)
         sys.exit(code or 0)
     except (typer.Exit, SystemExit) as ended:
         sys.exit(getattr(ended, "exit_code", getattr(ended, "code", 0)))
     except (typer.Abort, KeyboardInterrupt):
+        print("undrift: interrupted; what was saved is whole", file=sys.stderr)
         sys.exit(130)
-    except BrokenPipeError:
+    except BrokenPipeError:  # as in `undrift verify | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains once more when it ends
         sys.exit(1)
     except Exception as error:
         _end(error)

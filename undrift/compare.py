@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,10 +17,13 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from . import config
+from .checkpoint import CURRENT
 from .choose import cores
 from .errors import BadInput, RunFailed
 from .experiment import method
 from .files import write
+from .record import read_config
+from .run import same_experiment
 from .signals import stopping
 from .workers import play
 
@@ -34,6 +38,14 @@ class Job:
     seed: int
     folder: str  # below the comparison's
     document: dict
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A run of a comparison that came to no end."""
+
+    why: str
+    exit_code: int
 
 
 def jobs(document: dict, folder: str | None, algorithms: list[str] | None, seeds: int) -> list[Job]:
@@ -70,8 +82,8 @@ def compare(
     baseline: str | None = None,
     resume: bool = False,
     heard: Callable[[Job, dict], None] = lambda job, message: None,
-) -> list[str]:
-    """Plays the runs of a comparison into `out`; -> what went wrong with runs that failed, a sentence each."""
+) -> list[Failed]:
+    """Plays the runs of a comparison into `out`; -> those that failed."""
     labels = list(dict.fromkeys(job.label for job in todo))
     if baseline is not None and baseline not in labels:
         raise BadInput(f"--baseline {baseline} is not among the compared: {', '.join(labels)}")
@@ -79,29 +91,25 @@ def compare(
         begin(out, todo, baseline or labels[0], resume)
         lines = {job.folder: job for job in todo}
         command = shlex.join(["undrift", *sys.argv[1:]])
+        finished = {job.folder for job in todo if resume and done(out / job.folder, job)}
         orders = [
             {
-                "document": config_without_unset(job.document) | {"run": crowded(job.document["run"])},
-                "folder": folder, "out": str(out / job.folder), "key": job.folder, "resume": resume,
-                "label": job.label, "command": command,
+                "document": crowded(job.document), "folder": folder, "out": str(out / job.folder), "key": job.folder,
+                "resume": resume, "label": job.label, "command": command,
             }
             for job in todo
-            if not (resume and done(out / job.folder))
+            if job.folder not in finished
         ]  # fmt: skip
         for job in todo:
-            if resume and done(out / job.folder):
+            if job.folder in finished:
                 heard(job, {"done": True})
         failed = []
         for order, message in play(orders, side_by_side(todo), stop) if orders else ():
             job = lines[order["key"]]
             heard(job, message)
             if "error" in message:
-                failed.append(f"{job.label}, seed {job.seed}: {message['error']}")
+                failed.append(Failed(f"{job.label}, seed {job.seed}: {message['error']}", message["exit"]))
     return failed
-
-
-def config_without_unset(document: dict) -> dict:
-    return {k: {a: b for a, b in v.items() if b is not None} if isinstance(v, dict) else v for k, v in document.items()}
 
 
 def side_by_side(todo: list[Job]) -> int:
@@ -118,9 +126,10 @@ def cuda() -> bool:
     return torch.cuda.is_available()
 
 
-def crowded(run: dict) -> dict:
-    """A run's settings where other runs use the other cores."""
-    return run | {"threads": 1} if run["threads"] == "auto" and not cuda() else run
+def crowded(document: dict) -> dict:
+    """A run's configuration where other runs use the other cores."""
+    run = document["run"]
+    return document | {"run": run | {"threads": 1}} if run["threads"] == "auto" and not cuda() else document
 
 
 class held:
@@ -135,11 +144,27 @@ class held:
             self.lock.acquire(blocking=False)
         except Timeout:
             raise BadInput(f"{self.out}: another process is running here") from None
+        except (FileExistsError, NotADirectoryError, PermissionError) as error:
+            raise BadInput(
+                f"{self.out} cannot be a comparison's folder: {error.strerror}; choose another with --out"
+            ) from error
         except OSError as error:
             raise RunFailed(f"{self.out} could not be made ({error.strerror or error})") from error
 
     def __exit__(self, *_):
         self.lock.release()
+
+
+def clear(out: Path) -> None:
+    """Removes a comparison, unless it is still going on."""
+    if not (out / COMPARISON).exists():
+        return
+    with held(out):
+        for path in out.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != ".lock":
+                path.unlink()
 
 
 def begin(out: Path, todo: list[Job], baseline: str, resume: bool) -> None:
@@ -149,8 +174,7 @@ def begin(out: Path, todo: list[Job], baseline: str, resume: bool) -> None:
     if path.exists():
         if not resume:
             raise BadInput(f"{out} holds a comparison: go on with it by --resume, or choose another folder with --out")
-        before = json.loads(path.read_text(encoding="utf-8"))["runs"]
-        gone = [run for run in before if run not in runs]
+        gone = [run for run in runs_of(path) if run not in runs]
         if gone:
             raise BadInput(
                 f"{path}: {gone[0]['label']} at seed {gone[0]['seed']} is not in this comparison; name it, or use --out"
@@ -167,9 +191,22 @@ def begin(out: Path, todo: list[Job], baseline: str, resume: bool) -> None:
     }, indent=1).encode())  # fmt: skip
 
 
-def done(run: Path) -> bool:
-    """Whether a run has come to its end."""
+def runs_of(path: Path) -> list:
+    """The runs that a comparison.json names."""
     try:
-        return bool(json.loads((run / "checkpoint" / "current.json").read_text(encoding="utf-8"))["done"])
-    except (OSError, ValueError, KeyError):
+        return json.loads(path.read_text(encoding="utf-8"))["runs"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadInput(f"{path} is damaged: {error}") from error
+
+
+def done(run: Path, job: Job) -> bool:
+    """Whether a run has come to the end that it is to come to; one that was something else is refused."""
+    before = read_config(run)
+    if before is None:
         return False
+    same_experiment(before, config.parse(crowded(job.document)), run)
+    longer = job.document["run"]["rounds"] > before["run"]["rounds"]
+    try:
+        return json.loads((run / "checkpoint" / CURRENT).read_text(encoding="utf-8"))["done"] and not longer
+    except (OSError, ValueError, KeyError, TypeError):
+        return False  # the run itself will say what is wrong

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from .algorithm import Algorithm, Around
 from .algorithms import make
 from .cohort import Plan
 from .errors import BadInput
@@ -24,7 +25,7 @@ from .gradients import Net
 from .optim import SGD, Adam
 from .round import Simulation
 from .vector import parameters
-from .work import Batch, Local
+from .work import Batch, Local, Work
 
 VECTORS = Path(__file__).parent / "vectors"
 TOLERANCE = 1e-9
@@ -160,65 +161,177 @@ class GivenPlanner:
 
 # ---------------------------------------------------------------- the methods
 
-EVERYWHERE = {"eta", "decay", "wd", "clip", "rho", "weighted"}  # of the local steps and the means, not of the method
-SERVER = {"eta_g": "server_lr"}
-METHODS: dict[str, tuple[str, dict[str, str]]] = {  # their name -> ours, their keys -> ours
-    "fedavg": ("fedavg", SERVER),
-    "fedprox": ("fedprox", SERVER | {"mu": "mu"}),
-    "fedavgm": ("fedavgm", SERVER | {"beta": "beta"}),
-    "fedopt": ("fed{kind}", SERVER | {"b1": "b1", "b2": "b2", "tau": "adaptivity"}),
-    "scaffold": ("scaffold", SERVER | {"option": "option"}),
-    "fedcm": ("fedcm", {"alpha": "alpha", "gamma": "server_lr"}),
-    "fedacg": ("fedacg", {"lam": "lam", "beta": "beta"}),
-    "mime": ("mime", SERVER),
-    "fedavg_adam": ("fedavg", SERVER),
-    "fedavgcm": ("fedavg", SERVER),
+# Of the local steps, the means and the given draws: not of the method.
+EVERYWHERE = {"eta", "decay", "wd", "clip", "rho", "weighted", "own", "blocks", "shared"}
+
+
+def taken(hp: dict, *same: str, **renamed: str) -> dict:
+    """Settings taken out of `hp`: `same` under their own names, `renamed` (theirs = ours) under ours."""
+    names = dict(zip(same, same, strict=True)) | renamed
+    return {ours: hp.pop(theirs) for theirs, ours in names.items() if theirs in hp}
+
+
+def part(name: str, hp: dict, *same: str, **renamed: str) -> dict:
+    return {"part": name, **taken(hp, *same, **renamed)}
+
+
+def method(name: str, *same: str, **renamed: str):
+    """A name of ours; the keyword arguments say what their settings are called here."""
+    return lambda hp: {"name": name, **taken(hp, *same, eta_g="server_lr", **renamed), "parts": []}
+
+
+def around(*makers):
+    """Parts around plain averaging."""
+
+    def make(hp):
+        parts = [p for make in makers for p in make(hp)]
+        return {"name": "fedavg", "parts": parts, **taken(hp, eta_g="server_lr")}
+
+    return make
+
+
+def always(name: str, *same: str, **renamed: str):
+    return lambda hp: [part(name, hp, *same, **renamed)]
+
+
+def optional(key: str, name: str, *same: str, **renamed: str):
+    """A part that is there where `key` is, and not 0 or false."""
+
+    def make(hp):
+        if not hp.get(key):
+            hp.pop(key, None)
+            return []
+        return [part(name, hp, *same, **renamed)]
+
+    return make
+
+
+def flag(key: str, name: str):
+    """A part without settings that is there where `key` is true."""
+    return lambda hp: [{"part": name}] if hp.pop(key, False) else []
+
+
+def guessing(momentum: str | None = None):
+    """The part of a `guess`: a number, "inf" or {"tau": target}; with the clients' momentum where a run calls it so."""
+
+    def make(hp):
+        if "guess" not in hp and momentum not in hp:
+            return []
+        n = hp.pop("guess", 0)
+        told = {"target": n["tau"]} if isinstance(n, dict) else {"guesses": n}
+        return [{"part": "gel", **told, **(taken(hp, **{momentum: "momentum"}) if momentum else {})}]
+
+    return make
+
+
+def opt(hp: dict) -> dict:
+    kind = hp.pop("kind")
+    if kind == "adagrad":
+        hp.pop("b2", None)  # it has none
+    found = method(f"fed{kind}", "b1", "b2", tau="adaptivity")(hp)
+    return found | {"parts": guessing("alpha")(hp)}
+
+
+def cm(hp: dict) -> dict:
+    """Their eta_g is in units of gradients, gamma is what others call eta_g."""
+    found = around(always("client-momentum", "alpha", eta_g="raw"), guessing(), lookahead)(hp)
+    return found | taken(hp, gamma="server_lr")
+
+
+def scaffold(hp: dict) -> dict:
+    return method("scaffold", "option")(hp) | {"parts": [*guessing()(hp), *lookahead(hp)]}
+
+
+def mimes(hp: dict) -> dict:
+    lite, beta = hp.pop("lite", False), hp.pop("beta", 0)
+    if not beta:
+        return method("fedavg" if lite else "mime")(hp)
+    return around(lambda hp: [{"part": "mime-lite" if lite else "mime-momentum", "beta": beta}])(hp)
+
+
+def scaffold_m(hp: dict) -> dict:
+    return around(always("client-momentum", gamma="raw", beta="alpha"), always("control-variates"))(hp)
+
+
+def theory(hp: dict) -> dict:
+    return around(always("ghbm-theory", "beta", "tau", "missing", eta_g="rate"))(hp)
+
+
+def newton(work: Work, x: torch.Tensor) -> torch.Tensor:
+    """y = argmin of a quadratic objective, corrections included: FedDyn's exact local solve."""
+
+    def body(step, y):
+        g = step.grad(y)
+        H = torch.stack([step.grad(y + e) - g for e in torch.eye(y.shape[-1], dtype=y.dtype)], -1)
+        return (y - torch.linalg.solve(H, g.unsqueeze(-1)).squeeze(-1),)
+
+    return work.run(body, x)[0]
+
+
+def solved_exactly(algorithm: Algorithm) -> Algorithm:
+    if isinstance(algorithm, Around):
+        return replace(algorithm, inner=solved_exactly(algorithm.inner))
+    return replace(algorithm, solve=newton)
+
+
+lookahead = optional("lam", "lookahead", "lam")
+quantised = always("qsgd", "s")
+bcgd = (flag("freeze", "freeze"), always("server-momentum", lam="beta"))
+plus = (always("server-momentum", lam="beta"), always("controlled-svrg", "state"), always("blocks"))
+ghbm = ("beta", "tau", "warmup", "nesterov")
+
+METHODS = {  # their name -> our [algorithm] table, from their settings, which are taken out
+    "fedavg": method("fedavg"),
+    "fedprox": method("fedprox", "mu"),
+    "fedavgm": around(always("server-momentum", "beta"), optional("mu", "prox", "mu")),
+    "fedopt": opt,
+    "scaffold": scaffold,
+    "scaffold_topk": around(always("control-variates"), always("top-k", "k")),
+    "scaffold_m": scaffold_m,
+    "mime": mimes,
+    "feddyn": around(always("dyn", "alpha"), lookahead),
+    "adabest": around(always("adabest", "mu", "beta")),
+    "feddc": around(always("dc", "alpha", "variate", server="drift")),
+    "fedcm": cm,
+    "fedadc": around(always("adc", "beta_g", "beta_l", "alpha", "nesterov")),
+    "ghbm": around(always("ghbm", *ghbm), guessing()),
+    "localghbm": around(always("local-ghbm", "beta", C="share")),
+    "fedhbm": around(always("hbm", "beta", C="share")),
+    "fedhbm_topk": around(always("hbm", "beta"), always("top-k", "k")),
+    "ghbm_server": around(always("ghbm-server", *ghbm[:3])),
+    "ghbm_theory": theory,
+    "fedacg": method("fedacg", "lam", "beta"),
+    "fedacg_q": lambda hp: method("fedacg", "lam", "beta")(hp) | {"parts": quantised(hp)},
+    "fedavgcm": around(optional("mu", "prox", "mu"), guessing("alpha")),
+    "fedavg_adam": around(guessing()),
+    "fednova": around(always("nova"), guessing("alpha")),
+    "fedbcgd": around(*bcgd, always("blocks")),
+    "fedbcgd_q": around(*bcgd, always("blocks"), quantised),
+    "fedbcgd_plus": around(*plus),
+    "fedbcgd_plus_q": around(*plus, quantised),
+    "fedpaq": around(quantised),
+    "fedtopk": around(flag("error_feedback", "error-feedback"), always("top-k", "k")),
+    "heterofl": around(guessing("alpha"), always("sub-model"), always("blocks")),
 }
-RAW_SERVER_RATE = {"fedcm"}  # their eta_g is in units of gradients: a part's setting, no method of ours by that name
-LOOKAHEAD = {"fedcm", "scaffold"}  # methods whose `lam` is a lookahead around them
 
 
 def table(run: dict) -> dict:
     """The `[algorithm]` table of a run."""
-    hp, theirs = dict(run["hp"]), run["algorithm"]
+    theirs, hp = run["algorithm"], {k: v for k, v in run["hp"].items() if k not in EVERYWHERE}
     if theirs not in METHODS:
         raise Unknown(f"method {theirs}")
-    if theirs == "mime" and (hp.get("lite") or hp.get("beta")):
-        raise Unknown("mime with lite or beta")
-    for off in ("lite", "beta") if theirs == "mime" else ():
-        hp.pop(off, None)
-    name, renamed = METHODS[theirs]
-    out = {"name": name.format(**hp), "parts": []}
-    if hp.pop("kind", None) == "adagrad":
-        hp.pop("b2", None)  # it has none
-    if theirs in RAW_SERVER_RATE and "eta_g" in hp:
-        out = {
-            "name": "fedavg",
-            "parts": [{"part": "client-momentum", "alpha": hp.pop("alpha"), "raw": hp.pop("eta_g")}],
-        }
-    if theirs != "fedprox" and "mu" in hp:
-        out["parts"].append({"part": "prox", "mu": hp.pop("mu")})
-    if (theirs in ("fedavgcm", "fedopt") and "alpha" in hp) or "guess" in hp:
-        out["parts"].append(guess(hp, "alpha" if theirs in ("fedavgcm", "fedopt") else None))
     if theirs == "fedavg_adam":
-        for key in ("b1", "b2", "eps"):
-            hp.pop(key)
-    if theirs in LOOKAHEAD and hp.pop("lam", 0):
-        out["parts"].append({"part": "lookahead", "lam": run["hp"]["lam"]})
-    for key, value in hp.items():
-        if key in renamed:
-            out[renamed[key]] = value
-        elif key not in EVERYWHERE:
-            raise Unknown(f"setting {key} of {theirs}")
-    return out
+        taken(hp, "b1", "b2", "eps")  # of the local optimizer
+    hp.pop("exact", None)  # of the local solve
+    found = METHODS[theirs](hp)
+    if hp:
+        raise Unknown(f"setting {', '.join(sorted(hp))} of {theirs}")
+    return found
 
 
-def guess(hp: dict, momentum: str | None) -> dict:
-    """The part of a run's `guess`: a number, "inf" or {"tau": target}."""
-    n = hp.pop("guess", 0)
-    part = {"part": "gel"} | ({"target": n["tau"]} if isinstance(n, dict) else {"guesses": n})
-    alpha = hp.pop(momentum, None) if momentum else None
-    return part if alpha is None else part | {"momentum": alpha}
+def algorithm(run: dict) -> Algorithm:
+    made = make(table(run))
+    return solved_exactly(made) if run["hp"].get("exact") else made
 
 
 def local(run: dict, l2: float) -> Local:
@@ -248,7 +361,7 @@ def replay(document: dict, run: dict, engine: str = "loop", chunk: int = 64, dty
     planner = GivenPlanner(problem, run, schedule)
     x = parameters(problem.net.module, problem.net.layout, dtype).copy_(problem.x)
     simulation = Simulation(
-        make(table(run)), problem.net, x, [planner], rate=lambda r: hp["eta"] * hp.get("decay", 1.0) ** r,
+        algorithm(run), problem.net, x, [planner], rate=lambda r: hp["eta"] * hp.get("decay", 1.0) ** r,
         local=local(run, problem.l2), engine=engine, chunk=chunk,
     )  # fmt: skip
     for _ in schedule:
@@ -266,6 +379,8 @@ def verify_run(document: dict, run: dict, tolerance: float = TOLERANCE, **how) -
         pairs = zip(rounds, run["x"][1:], run["floats_down"], run["floats_up"], strict=True)
         for r, ((x, down, up), truth, floats_down, floats_up) in enumerate(pairs, 1):
             truth = torch.tensor(truth, dtype=torch.float64)
+            if truth.shape != x.shape:
+                raise ValueError(f"x of round {r} has shape {list(truth.shape)}, the model {list(x.shape)}")
             gap = float((x.double() - truth).abs().max() / truth.abs().max().clamp(min=1e-300))
             worst = max(worst, gap) if math.isfinite(gap) else math.inf
             if worst > tolerance:
@@ -288,6 +403,8 @@ def read(path: Path) -> dict:
         raise BadInput(f"{path} is no JSON: {error}") from error
     if not isinstance(document, dict) or not all(k in document for k in ("problems", "schedules", "runs")):
         raise BadInput(f"{path} holds no conformance vectors: it must have problems, schedules and runs")
+    if not isinstance(document["runs"], list) or not all(isinstance(run, dict) for run in document["runs"]):
+        raise BadInput(f"{path}: runs must be a list of tables")
     for n, run in enumerate(document["runs"]):
         lacks = {"id", "algorithm", "problem", "schedule", "hp", "x", "floats_down", "floats_up"} - set(run)
         if lacks:

@@ -46,6 +46,8 @@ def build(
 ) -> Built:
     """Everything that a run needs; `choices` of a run that is resumed are kept. `pause` may end an evaluation early."""
     e = experiment
+    if e.run.keep_best and not e.data.validation:
+        raise BadInput("run.keep_best needs a validation share to judge by, as in data.validation = 0.1")
     if choices is None:
         device, precision, threads = place(e.run)
     else:
@@ -144,8 +146,9 @@ def plan(e: config.Experiment, algorithm: Algorithm, source: Source, net: Net, d
         options, key="participation", folder=e.folder, given={"population": source.population, "seed": e.run.seed},
         also=("weights", "variates"),
     )  # fmt: skip
-    shares = p.weights == "examples" and p.variates == "shares"
-    if said(algorithm, "over_all") and shares and source.examples is None:
+    # Shares take the number of all examples, which a method without means over all clients need not wait for.
+    variates = p.variates if said(algorithm, "over_all") else "uniform"
+    if p.weights == "examples" and variates == "shares" and source.examples is None:
         raise BadInput(
             f'participation.weights = "examples": {e.data.name} cannot say how many examples its {source.population} '
             f'clients have together, which {e.algorithm.name} needs; weights = "uniform" works'
@@ -157,7 +160,7 @@ def plan(e: config.Experiment, algorithm: Algorithm, source: Source, net: Net, d
         seed=e.run.seed,
         size=net.layout.size,
         weights=p.weights,
-        variates=p.variates,
+        variates=variates,
         dropout=any(isinstance(m, CounterDropout) for m in net.module.modules()),
         dtype=dtype,
         device=device,

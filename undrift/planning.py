@@ -64,8 +64,12 @@ class Feed:
                 index[c, at : at + take] = block.reshape(take, effort.batch)[:, :width]
         return index
 
+    def _at(self, k: int) -> np.ndarray:
+        """[C, B]; nothing where all of these clients have finished and those of another experiment go on."""
+        return self.index[:, k] if k < self.index.shape[1] else np.full((len(self.clients), 1), -1)
+
     def batch(self, k: int) -> Batch:
-        index = self.index[:, k]
+        index = self._at(k)
         counter = None
         if self.planner.dropout:
             key = Stream(self.planner.seed, Use.DROPOUT, self.round, k).key
@@ -75,7 +79,7 @@ class Feed:
 
     def samples(self, k: int) -> int:
         """How many samples the clients that are still at work have in batch k."""
-        return int((self.index[:, k] >= 0).sum())
+        return int((self._at(k) >= 0).sum())
 
     def full(self) -> list[tuple[Batch, int]]:
         """All of each client's data in pieces; of padding nothing is counted."""
@@ -90,7 +94,10 @@ class Feed:
         return pieces
 
     def _take(self, index: np.ndarray, counter=None) -> Batch:
-        at = torch.from_numpy(np.where(index < 0, self.rows[0][0], index)).to(self.planner.device)
+        # Padding repeats a sample of its own batch: another client's might not be finite, and 0 times that is not 0.
+        own = np.array([rows[:1] for rows in self.rows])
+        filled = np.where(index < 0, np.where(index[:, :1] < 0, own, index[:, :1]), index)
+        at = torch.from_numpy(filled).to(self.planner.device)
         samples = tree_map(self._cast, self.fetch(at))
         return Batch(samples, torch.from_numpy(index >= 0).to(self.planner.device, self.planner.dtype), counter)
 

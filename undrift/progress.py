@@ -60,6 +60,10 @@ class RunProgress(Shown):
     def notice(self, text: str) -> None:
         self.say(text)
 
+    def ended(self, records: list[dict]) -> None:
+        """The last word: how far, and how well."""
+        self.say(f"{records[-1]['round']} rounds in {records[-1]['seconds']:.0f} s: {self.text}")
+
 
 class CompareProgress(Shown):
     """Of many runs."""
@@ -80,6 +84,7 @@ class CompareProgress(Shown):
         else:
             self.rounds[job.folder] = job.document["run"]["rounds"]
             self.done += 1
-            if "error" in message:
+            if "error" in message and message["error"] not in self.said:
+                self.said.add(message["error"])
                 self.say(f"{job.label}, seed {job.seed}: {message['error']}")
         self.moved(self.rounds[job.folder] - before, f"{self.done} of {self.jobs} runs done")

@@ -82,7 +82,7 @@ class RunFolder:
         self._lengths = lengths  # both or none: a line that was interrupted is cut off by the next
 
     def save(self, round: int, server: dict[str, Tensor], rows: dict[str, Tensor], counters: dict) -> None:
-        """Commits the state after `round` rounds; `rows` are the client states that changed since the last save."""
+        """Commits the state after `round` rounds; `rows`: the client states changed since the last save returned."""
         self._sync()
         self._checkpoints.save(round, server, rows, counters, self._lengths)
 

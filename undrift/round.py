@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 from torch import Tensor, where
+from torch.nn.functional import pad
 from torch.utils._pytree import tree_map
 
 from . import wire
@@ -16,7 +17,7 @@ from .algorithm import Algorithm, said, start, vectors
 from .cohort import Chunk, Plan, States, chunks
 from .errors import BadInput
 from .gradients import ENGINES
-from .work import Book, Facts, Info, Local, Oracle, Work
+from .work import Batch, Book, Facts, Info, Local, Oracle, Work
 
 
 def each(f: Callable, *trees: dict) -> dict:
@@ -31,6 +32,22 @@ def each(f: Callable, *trees: dict) -> dict:
 def piled_up(tensors) -> Tensor:
     """[R, ...] without a copy where R is 1."""
     return tensors[0][None] if len(tensors) == 1 else torch.stack(tensors)
+
+
+def alike(batches: list[Batch]) -> list[Batch]:
+    """Batches of one width: a narrower one repeats its first sample, with weight 0."""
+    width = max(b.weight.shape[-1] for b in batches)
+
+    def wider(b: Batch) -> Batch:
+        more = width - b.weight.shape[-1]
+        samples = tree_map(lambda t: torch.cat([t, t[:, :1].expand(-1, more, *t.shape[2:])], 1), b.samples)
+        return b._replace(samples=samples, weight=pad(b.weight, (0, more)))
+
+    return [b if b.weight.shape[-1] == width else wider(b) for b in batches]
+
+
+def of_nothing(batch: Batch) -> Batch:
+    return batch._replace(weight=0 * batch.weight)
 
 
 @dataclass
@@ -179,7 +196,17 @@ class Simulation:
     # -- a round ------------------------------------------------------------------
 
     def play(self) -> Played:
-        """One round, of which nothing counts until `keep`."""
+        """One round, of which nothing counts until `keep`. Where a GPU's memory does not suffice, in smaller chunks."""
+        while True:
+            try:
+                return self._play()
+            except torch.OutOfMemoryError:
+                if self.chunk == 1:
+                    raise
+            torch.cuda.empty_cache()  # outside `except`: the traceback held the round's tensors
+            self.chunk //= 2
+
+    def _play(self) -> Played:
         plans = [p.round(self.round) for p in self.planners]
         tally, facts = Tally.empty(len(plans)), Facts(self.round, self._rate(), self.population)
         lots = [self._lot(plans, c, tally) for c in chunks(plans, self.chunk, self.batched, self.replicas)]
@@ -188,6 +215,7 @@ class Simulation:
         for c in lots:
             ok = self._clients(c, plans, asked, mean, tally, moved, logged)
             counted.append(c.lead.rows(ok)[..., 0].cpu().numpy())
+            c.work = c.received = None  # a cohort's vectors are held a chunk at a time
         fields = mean.value()
         new = self.algorithm.server(facts, **self.server, **asked, **fields)
         records = self._records(plans, lots, counted, tally, facts, logged)
@@ -252,11 +280,13 @@ class Simulation:
 
     def _oracle(self, lead, feeds: list) -> Oracle:
         def piled(batches):
-            return tree_map(lambda *t: t[0] if t[0] is None else lead.lay(piled_up(t)), *batches)
+            return tree_map(lambda *t: t[0] if t[0] is None else lead.lay(piled_up(t)), *alike(batches))
 
         def full():
-            pieces = zip(*(feed.full() for feed in feeds), strict=True)
-            return [(piled([b for b, _ in p]), np.array([n for _, n in p])) for p in pieces]
+            listed = [feed.full() for feed in feeds]
+            most = max(map(len, listed))
+            listed = [[*some, *[(of_nothing(some[0][0]), 0)] * (most - len(some))] for some in listed]
+            return [(piled([b for b, _ in p]), np.array([n for _, n in p])) for p in zip(*listed, strict=True)]
 
         return Oracle(
             gradient=self.gradient,

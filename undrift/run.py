@@ -10,7 +10,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -23,8 +23,9 @@ from .cadence import Cadence
 from .checkpoint import Checkpoint
 from .choose import Choices
 from .data import ArraySource, HeldOut, Pooled
-from .errors import BadInput, Interrupted, RunFailed, UndriftError
+from .errors import BadInput, Interrupted
 from .experiment import Built, build, table
+from .failures import as_ours, is_of_memory
 from .files import read_lines
 from .record import RunFolder
 from .registry import sources
@@ -60,15 +61,18 @@ def run(
         if before is not None:
             same_experiment(before, experiment, folder.path)
         choices = Choices(**before["recorded"]["choices"]) if before else None
-        with stop.droppable():
-            built = build(experiment, choices, pause=stop.ask)
-        facts = recorded(built, experiment) | (record_also or {})
+        try:
+            with stop.droppable():
+                built = build(experiment, choices, pause=stop.ask)
+                facts = recorded(built, experiment) | (record_also or {})
+        except Interrupted as signal:
+            raise Interrupted(f"{signal} before the first round: nothing has changed") from None
         if before is None:
             begin(folder, experiment, facts)
         else:
             same_sources(before["recorded"], facts, folder.path, notice)
             if before["run"]["rounds"] != experiment.run.rounds:
-                begin(folder, experiment, before["recorded"])
+                write_config(folder, experiment, before["recorded"])
         for text in built.notices:
             notice(text)
         notice(str(built.choices))
@@ -85,18 +89,14 @@ def run(
 
 
 class plainly:
-    """Memory and disk that run out end a run in one sentence; what was saved stays whole."""
+    """Memory that runs out and a user's code that calls `exit` end a run in one sentence."""
 
     def __enter__(self):
         return self
 
     def __exit__(self, kind, error, trace):
-        if isinstance(error, MemoryError | torch.OutOfMemoryError) or (
-            isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-        ):
-            raise RunFailed(
-                "the memory did not suffice: lower run.chunk, local.batch or participation.clients, then --resume"
-            ) from error
+        if isinstance(error, SystemExit) or (error is not None and is_of_memory(error)):
+            raise as_ours(error) from error
         return False
 
 
@@ -241,29 +241,53 @@ def begin(folder: RunFolder, experiment: config.Experiment, facts: dict) -> None
         target = folder.path / "sources" / own["copy"]
         target.parent.mkdir(exist_ok=True)
         shutil.copyfile(own["file"], target)
+    write_config(folder, experiment, facts)
+
+
+def write_config(folder: RunFolder, experiment: config.Experiment, facts: dict) -> None:
     folder.begin(config.write_toml({"format": 1, **config.document(experiment), "recorded": facts}))
 
 
 def recorded(built: Built, experiment: config.Experiment) -> dict:
     """What config.toml says beside the configuration."""
-    files = sources()
+    files = own_sources(config.document(experiment))
     if isinstance(experiment.data.partition, dict) and "file" in experiment.data.partition:
         path = Path(experiment.folder or ".") / experiment.data.partition["file"]
         files["data.partition"] = path if path.exists() else Path(experiment.data.partition["file"])
     own = {
-        text: {"file": str(path), "copy": f"{i}-{path.name}", "checksum": hashlib.sha256(path.read_bytes()).hexdigest()}
+        text: {"file": str(path), "copy": f"{i}-{path.name}", "checksum": of_file(path)}
         for i, (text, path) in enumerate(sorted(files.items()))
     }
     return {
         "choices": asdict(built.choices),
         "command": shlex.join(["undrift", *sys.argv[1:]]),
-        "versions": {name: version(name) for name in ("torch", "numpy")} | {"python": platform.python_version()},
+        "versions": {name: version(name) for name in ("undrift", "torch", "numpy")}
+        | {"python": platform.python_version()},
         "machine": {"system": platform.platform(), "processor": processor(), "cores": os.cpu_count() or 1},
         "parameters": built.simulation.net.layout.size,
         "clients": built.simulation.planners[0].source.population,
         "partition": digest(built.simulation.planners[0].source),
         "sources": own,
     }
+
+
+def own_sources(document: dict) -> dict[str, Path]:
+    """The files of the `module:object` that a document names, and those that they import beside them; a process that
+    has played other runs knows of more."""
+    named = {text for text in words(document) if ":" in text}
+    found = sources()
+    if not named & found.keys():
+        return {}
+    return {text: path for text, path in found.items() if text in named or ":" not in text}
+
+
+def words(value) -> Iterator[str]:
+    """All texts in a document."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from words(inner)
 
 
 def processor() -> str:
@@ -273,6 +297,11 @@ def processor() -> str:
             return next(line.partition(":")[2].strip() for line in file if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
+
+
+def of_file(path: str | Path) -> str | None:
+    """A file's digest, None where there is none."""
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest() if Path(path).is_file() else None
 
 
 def digest(source) -> str:
@@ -312,7 +341,7 @@ def same_experiment(before: dict, experiment: config.Experiment, path: Path) -> 
 def same_sources(before: dict, now: dict, path: Path, notice: Callable[[str], None]) -> None:
     """The run's own code and partition are those it began with; other versions are worth a notice."""
     for text, own in before["sources"].items():
-        if text not in now["sources"] or now["sources"][text]["checksum"] != own["checksum"]:
+        if of_file(now["sources"].get(text, own)["file"]) != own["checksum"]:
             raise BadInput(
                 f"{text} ({own['file']}) has changed since the run in {path} began: its copy is "
                 f"{path / 'sources' / own['copy']}; put it back, or start a new run with --out"
@@ -324,8 +353,3 @@ def same_sources(before: dict, now: dict, path: Path, notice: Callable[[str], No
         notice(
             f"other {', '.join(changed) or 'machine'} than when the run began: it goes on to rounding, not to the bit"
         )
-
-
-def failed(error: Exception) -> UndriftError:
-    """An exception of anybody's as one of ours."""
-    return error if isinstance(error, UndriftError) else RunFailed(f"{type(error).__name__}: {error}")

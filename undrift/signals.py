@@ -32,12 +32,23 @@ class Stop:
         self._droppable = True
         try:
             yield
+        except Exception:
+            self.ask()  # what a library or a user's code made of it was still the signal
+            raise
         finally:
             self._droppable = False
+        self.ask()  # somebody swallowed it: the work is not to be trusted
 
     def ask(self) -> None:
         if self.name is not None:
             raise Interrupted(self.name)
+
+
+def interrupts() -> None:
+    """From here on each of the signals is a KeyboardInterrupt, where nothing else catches it."""
+    for name in NAMES:
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.default_int_handler)
 
 
 @contextmanager

@@ -58,7 +58,8 @@ class Layout:
         """{name: [..., *shape]}, views of v [..., P]."""
         parts = v.split(self.sizes, -1)
         return Views(
-            {n: p.reshape(*v.shape[:-1], *s) for n, p, s in zip(self.names, parts, self.shapes, strict=True)}, self.toy
+            {n: p.reshape((*v.shape[:-1], *s)) for n, p, s in zip(self.names, parts, self.shapes, strict=True)},
+            self.toy,
         )
 
     def join(self, tensors: dict[str, Tensor]) -> Tensor:

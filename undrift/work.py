@@ -238,22 +238,22 @@ class Work:
             "vectors": self.vectors,
             "given": {k: self._tensor(v) for k, v in given.items()},
         }
-        calls = []
 
-        def one(carry, batch, active, passed):
+        def one(carry, batch, active, passed):  # -> carry, how many gradients it took of each sample
             step = Step(self, batch, passed["lr"], passed["l2"], passed["vectors"], passed["adjustments"])
             new = body(step, *carry[:n], **passed["given"])
             sums = (step.first_loss, *(step.seen.get(w) for w in self.watchers))
             totals = zip(carry[n:], sums, strict=True)
             new = (*new, *(total if s is None else total + s for total, s in totals))
-            calls.append(step.calls)
-            return new if active is None else tuple(where(active, a, b) for a, b in zip(new, carry, strict=True))
+            if active is not None:
+                new = tuple(where(active, a, b) for a, b in zip(new, carry, strict=True))
+            return new, step.calls
 
         one = self.oracle.compiled(one)
         carry = (*carry, zeros_like(info.steps), *(zeros_like(carry[0]) for _ in self.watchers))
         for k in range(info.longest):
-            carry = one(carry, self.oracle.batch(k), None if k < info.shortest else k < info.steps, passed)
-            self.book.gradients += calls[-1] * self.oracle.samples(k)
+            carry, calls = one(carry, self.oracle.batch(k), None if k < info.shortest else k < info.steps, passed)
+            self.book.gradients += calls * self.oracle.samples(k)
         self.book.loss = carry[n]
         for watcher, total in zip(self.watchers, carry[n + 1 :], strict=True):
             watcher.value = total / info.steps

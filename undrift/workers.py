@@ -9,16 +9,20 @@ from __future__ import annotations
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from .errors import Interrupted, UndriftError
+from .failures import as_ours, bound_memory
 from .signals import Stop
 
-PATIENCE = 9.0  # seconds that workers get to save what they have
+PATIENCE = 9.0  # seconds that workers get to save what they have, all together
 
 
 class Worker:
@@ -34,57 +38,59 @@ class Worker:
 
     def begin(self, job: dict) -> None:
         self.job = job
-        self.process.stdin.write(json.dumps(job) + "\n")
-        self.process.stdin.flush()
+        with suppress(BrokenPipeError):  # it has just died, and `_listen` will tell
+            self.process.stdin.write(json.dumps(job) + "\n")
+            self.process.stdin.flush()
 
     def _listen(self, said: queue.Queue) -> None:
-        for line in self.process.stdout:
-            said.put((self, json.loads(line)))
+        with self.process.stdout as lines:
+            for line in lines:
+                said.put((self, json.loads(line)))
         said.put((self, {"ended": self.process.wait()}))
 
-    def end(self) -> None:
-        if self.process.poll() is None:
-            self.process.terminate()
-            try:
-                self.process.wait(PATIENCE)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+    def end(self, deadline: float) -> None:
+        """Waits for its end, and makes it end at the deadline."""
+        try:
+            self.process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
 
 
 def play(jobs: list[dict], workers: int, stop: Stop) -> Iterator[tuple[dict, dict]]:
     """Plays all jobs; yields (job, message) as they come: {"record": ...}, {"notice": ...}, {"done": true} or
     {"error": ...}."""
     said: queue.Queue = queue.Queue()
-    waiting = list(reversed(jobs))
-    crew = [Worker(said) for _ in range(min(workers, len(jobs)))]
+    waiting, crew = list(reversed(jobs)), []
     try:
-        for worker in crew:
-            worker.begin(waiting.pop())
-        busy = len(crew)
-        while busy:
+        while waiting or any(worker.job for worker in crew):
             stop.ask()
+            while waiting and len(crew) < workers:
+                crew.append(Worker(said))
+                crew[-1].begin(waiting.pop())
             try:
                 worker, message = said.get(timeout=0.2)
             except queue.Empty:
                 continue
-            if "ended" in message:
-                if worker.job is None:
-                    continue
-                message = {"error": f"the worker process ended with exit code {message['ended']}", "exit": 3}
             job = worker.job
+            if "ended" in message:
+                crew.remove(worker)
+                worker.end(time.monotonic())
+                message = {"error": f"the worker process ended with exit code {message['ended']}", "exit": 3}
             if "done" in message or "error" in message:
                 worker.job = None
-                if waiting and worker.process.poll() is None:
+                if waiting and worker in crew and message.get("exit") != Interrupted.exit_code:
                     worker.begin(waiting.pop())
-                else:
-                    busy -= 1
-            yield job, message
+            if job is not None:
+                yield job, message
     finally:
         for worker in crew:
-            worker.process.stdin.close() if worker.job is None else worker.process.terminate()
+            worker.process.terminate()
+        deadline = time.monotonic() + PATIENCE
         for worker in crew:
-            worker.end()
+            worker.end(deadline)
 
 
 # ---------------------------------------------------------------- the worker itself
@@ -92,6 +98,8 @@ def play(jobs: list[dict], workers: int, stop: Stop) -> Iterator[tuple[dict, dic
 
 def main() -> None:
     """Reads jobs until stdin ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C reaches the whole group, and the parent ends its workers
+    bound_memory()
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what a user's code prints must not come between the lines
     jobs: queue.Queue = queue.Queue()
@@ -121,7 +129,6 @@ def _read(jobs: queue.Queue) -> None:
 
 def _play(job: dict, say: Callable) -> None:
     from . import config
-    from .failures import as_ours
     from .run import run
 
     try:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from ..algorithm import Algorithm, Around, stack
+from ..codecs import QSGD, ErrorFeedback, TopK
 from ..errors import BadInput
 from ..registry import Registry
+from .adc import ADC
+from .blocks import Blocks, ControlledSVRG, Freeze, SubModel
 from .control import ControlVariates
+from .dynamic import DC, AdaBest, Dyn
 from .fedavg import Centralised, FedAvg
 from .gel import GEL
-from .mime import Mime
+from .history import GHBM, LocalGHBM, ServerGHBM, TheoryGHBM
+from .mime import Mime, MimeLite, MimeMomentum
 from .momentum import ClientMomentum
+from .nova import Nova
 from .prox import Prox
 from .ranges import Fraction, Momentum, NotNegative, Positive
 from .server import Adaptive, Lookahead, ServerMomentum
@@ -19,14 +26,36 @@ from .server import Adaptive, Lookahead, ServerMomentum
 algorithms = Registry("algorithm", group="undrift.algorithms")
 parts = Registry("part", group="undrift.parts")
 
-parts.add("prox", Prox)
-parts.add("server-momentum", ServerMomentum)
-parts.add("adaptive", Adaptive)
-parts.add("lookahead", Lookahead)
-parts.add("control-variates", ControlVariates)
-parts.add("client-momentum", ClientMomentum)
-parts.add("mime", Mime)
-parts.add("gel", GEL)
+for name, part in {
+    "prox": Prox,
+    "server-momentum": ServerMomentum,
+    "adaptive": Adaptive,
+    "lookahead": Lookahead,
+    "control-variates": ControlVariates,
+    "client-momentum": ClientMomentum,
+    "adc": ADC,
+    "ghbm": GHBM,
+    "ghbm-server": ServerGHBM,
+    "ghbm-theory": TheoryGHBM,
+    "local-ghbm": LocalGHBM,
+    "hbm": partial(LocalGHBM, moving=True, own_anchor=True),
+    "mime": Mime,
+    "mime-lite": MimeLite,
+    "mime-momentum": MimeMomentum,
+    "dyn": Dyn,
+    "adabest": AdaBest,
+    "dc": DC,
+    "nova": Nova,
+    "gel": GEL,
+    "controlled-svrg": ControlledSVRG,
+    "freeze": Freeze,
+    "sub-model": SubModel,
+    "blocks": Blocks,
+    "qsgd": QSGD,
+    "top-k": TopK,
+    "error-feedback": ErrorFeedback,
+}.items():
+    parts.add(name, part)
 
 
 @algorithms.register("fedavg", about="the mean of the clients' models (McMahan et al., 2017)")

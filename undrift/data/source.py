@@ -72,6 +72,12 @@ def class_counts(labels: np.ndarray, classes: int) -> Tensor:
     return torch.from_numpy(np.bincount(labels, minlength=classes).astype(np.float32))
 
 
+def summed(source: Source) -> int:
+    """All training samples of all clients, some clients at a time: what they are drawn from takes memory."""
+    starts = range(0, source.population, MANY)
+    return sum(int(source.sizes(np.arange(a, min(a + MANY, source.population))).sum()) for a in starts)
+
+
 class Source:
     """A data source. One's own needs `population`, `size` and `client`; everything else has a default here.
 
@@ -119,7 +125,7 @@ class Source:
     @cached_property
     def examples(self) -> int | None:
         """All training samples of all clients; None where that cannot be said cheaply."""
-        return int(self.sizes(np.arange(self.population)).sum()) if self.population <= self.countable else None
+        return summed(self) if self.population <= self.countable else None
 
     def open(self, clients: Sequence[int]) -> tuple[list[np.ndarray], Fetch]:
         """Row numbers, one int64 array per client in the order of `client(i)`, and what fetches samples by them."""
@@ -280,7 +286,7 @@ class HeldOut(Source):
     def examples(self) -> int | None:
         if self.source.examples is None:
             return None
-        return int(self.sizes(np.arange(self.population)).sum())
+        return summed(self)
 
     def open(self, clients: Sequence[int]) -> tuple[list[np.ndarray], Fetch]:
         rows, fetch = self.source.open(clients)
