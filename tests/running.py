@@ -57,6 +57,11 @@ def mark(name):
     (HERE / name).touch()
 
 
+def is_real(x):
+    # Not the toy round that a stack is tried with.
+    return x.shape[-1] > 20
+
+
 @dataclass(frozen=True)
 class Mine(FedAvg):
     def client(self, work, x):
@@ -70,8 +75,9 @@ class Slow(Mine):
     seconds: float = 0.03
 
     def server(self, cohort, **fields):
-        (HERE / f"worker-{os.getpid()}").touch()
-        time.sleep(self.seconds)
+        if is_real(fields["x"]):
+            mark(f"worker-{os.getpid()}")
+            time.sleep(self.seconds)
         return super().server(cohort, **fields)
 
 
@@ -95,13 +101,14 @@ class Wrong(FedAvg):
 @dataclass(frozen=True)
 class Leaves(FedAvg):
     def server(self, cohort, x, dx):
-        sys.exit(7)
+        sys.exit(7) if is_real(x) else None
+        return {"x": x + dx}
 
 
 @dataclass(frozen=True)
 class Dies(FedAvg):
     def server(self, cohort, x, dx):
-        if not (HERE / "free").exists():
+        if is_real(x):
             os.kill(os.getpid(), 9)
         return {"x": x + dx}
 

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from .errors import BadInput, RunFailed
-from .signals import interrupts
+from . import signals
+from .errors import BadInput, Interrupted, RunFailed
 
 app = typer.Typer(
     help="Federated learning that stays on course: simulate, compare and check federated optimisation methods.",
@@ -100,7 +100,13 @@ def compare(
 
 
 @app.command()
-def demo(seeds: Seeds = 3, set_: Sets = None, out: Out = DEMO, resume: Resume = False, quiet: Quiet = False) -> None:
+def demo(
+    seeds: Seeds = 3,
+    set_: Sets = None,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="where the results go")] = DEMO,
+    resume: Resume = False,
+    quiet: Quiet = False,
+) -> None:
     """Show the README's comparison.
 
     Seven methods on MNIST, each client with the digits of one class. A demo that is done is shown anew.
@@ -152,7 +158,10 @@ def _summarise(out: Path, quiet: bool = False) -> None:
 def report(
     folder: Annotated[Path, typer.Argument(help="a run's or a comparison's folder", metavar="DIR", show_default=False)],
 ) -> None:
-    """Write report.html of a run or a comparison, also of one that is still going."""
+    """Write the report of a run or a comparison.
+
+    Also of one that is still going. The table is printed, report.html goes into the folder.
+    """
     _summarise(folder)
 
 
@@ -171,8 +180,11 @@ def verify(
     ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Replay conformance vectors on this installation: every method's trajectory to 1e-9, and the floats that
-    travel."""
+    """Replay conformance vectors.
+
+    Every method's trajectory is to be what it should be, to 1e-9, on this installation, and the floats that travel as
+    many. Exit code 1: something differs.
+    """
     from .verify import verify as replay_all
 
     raise typer.Exit(replay_all(files or [], strict, quiet))
@@ -180,32 +192,35 @@ def verify(
 
 def main() -> None:
     """Runs the command; every failure is one plain sentence and an exit code."""
-    interrupts()
+    signals.interrupt()
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # else threads that spin make a busy machine 20 times slower
     try:
-        code = app(standalone_mode=False)
-        sys.exit(code or 0)
-    except (typer.Exit, SystemExit) as ended:
-        sys.exit(getattr(ended, "exit_code", getattr(ended, "code", 0)))
+        code = app(prog_name="undrift", standalone_mode=False) or 0
+        if code == Interrupted.exit_code:  # what typer makes of a KeyboardInterrupt
+            raise KeyboardInterrupt
     except (typer.Abort, KeyboardInterrupt):
         print("undrift: interrupted; what was saved is whole", file=sys.stderr)
-        sys.exit(130)
-    except BrokenPipeError:  # as in `undrift verify | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains once more when it ends
-        sys.exit(1)
-    except Exception as error:
-        _end(error)
+        code = Interrupted.exit_code
+    except (Exception, SystemExit) as error:
+        piped = isinstance(error.__context__, BrokenPipeError)  # typer's answer to `undrift verify | head`
+        code = 1 if piped else _told(error)  # any other SystemExit is from a user's code
+    signals.ignore()
+    sys.exit(code)
 
 
-def _end(error: Exception) -> None:
+def _told(error: BaseException) -> int:
+    """Prints what went wrong; -> the exit code."""
+    if type(error).__name__ == "NoArgsIsHelpError":  # `undrift` alone
+        print(error.format_message(), file=sys.stderr)
+        return BadInput.exit_code
     if hasattr(error, "format_message"):  # the command line itself is wrong
         print(f"undrift: {error.format_message()}", file=sys.stderr)
-        sys.exit(2)
+        return BadInput.exit_code
     from .failures import as_ours
 
     ours = as_ours(error)
     print(f"undrift: {ours}", file=sys.stderr)
-    sys.exit(ours.exit_code)
+    return ours.exit_code
 
 
 if __name__ == "__main__":

@@ -103,13 +103,13 @@ def compare(
         for job in todo:
             if job.folder in finished:
                 heard(job, {"done": True})
-        failed = []
+        failed = {}
         for order, message in play(orders, side_by_side(todo), stop) if orders else ():
             job = lines[order["key"]]
             heard(job, message)
             if "error" in message:
-                failed.append(Failed(f"{job.label}, seed {job.seed}: {message['error']}", message["exit"]))
-    return failed
+                failed[job.folder] = Failed(f"{job.label}, seed {job.seed}: {message['error']}", message["exit"])
+    return [failed[job.folder] for job in todo if job.folder in failed]
 
 
 def side_by_side(todo: list[Job]) -> int:

@@ -80,9 +80,9 @@ def table(value: str | dict | None) -> dict | None:
 
 def data(e: config.Experiment) -> Source:
     """The clients' data, less the validation share."""
-    if e.data.folder is not None:
-        raise BadInput(f"data.folder: {e.data.name} comes with undrift and is read from no folder; leave it out")
     options = {"name": e.data.name, **e.data.options}
+    if e.data.folder is not None:
+        options["folder"] = e.data.folder
     if e.data.partition is not None:
         options["partition"] = e.data.partition
     if e.data.normalise:
@@ -133,7 +133,10 @@ def method(e: config.Experiment) -> Algorithm:
     named = {"name": e.algorithm.name, **e.algorithm.options}
     if e.algorithm.parts:
         named["parts"] = e.algorithm.parts
-    return make_algorithm(named, folder=e.folder)
+    try:
+        return make_algorithm(named, folder=e.folder)
+    except BadInput as error:  # the stack knows its parts, not where they were typed
+        raise error if str(error).startswith("algorithm") else BadInput(f"algorithm: {error}") from error
 
 
 def plan(e: config.Experiment, algorithm: Algorithm, source: Source, net: Net, dtype, device) -> Planner:

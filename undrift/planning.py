@@ -75,7 +75,17 @@ class Feed:
             key = Stream(self.planner.seed, Use.DROPOUT, self.round, k).key
             lanes = [(*key, i & WORD, i >> 32 & WORD) for i in self.clients]
             counter = torch.tensor(lanes, device=self.planner.device)
-        return self._take(index[:, : max(1, int((index >= 0).sum(1).max()))], counter)
+        return self._augmented(self._take(index[:, : max(1, int((index >= 0).sum(1).max()))], counter), k)
+
+    def _augmented(self, batch: Batch, k: int) -> Batch:
+        """A sample's draws depend on its client, its step and its place in the batch, whatever is drawn beside it."""
+        if self.planner.source.augment is None:
+            return batch
+        clients, width = batch.weight.shape
+        stream = Stream(self.planner.seed, Use.AUGMENT, self.round, k)
+        words = stream.words(4 * width, np.array(self.clients)).reshape(clients, width, 4)
+        words = torch.from_numpy(words).to(self.planner.device)
+        return batch._replace(samples=self.planner.source.augment(batch.samples, words))
 
     def samples(self, k: int) -> int:
         """How many samples the clients that are still at work have in batch k."""

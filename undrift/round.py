@@ -375,7 +375,7 @@ class Simulation:
                     for k in ("bytes_down", "bytes_up", "floats_down", "floats_up", "gradients")
                 },
                 "train_loss": number(tally.loss[r] / tally.steps[r] if tally.steps[r] else np.nan),
-                "divergence": number(divergence[r]),
+                "divergence": number(divergence[r]) if arrived[r] > 1 else None,
                 "cohort": int(cohort[r]),
                 "lost": int(cohort[r] - arrived[r]),
                 **{k: number(float(self._one(torch.as_tensor(v).reshape(-1, 1), r))) for k, v in facts.logged.items()},

@@ -27,13 +27,14 @@ from .errors import BadInput, Interrupted
 from .experiment import Built, build, table
 from .failures import as_ours, is_of_memory
 from .files import read_lines
-from .record import RunFolder
+from .record import CONFIG, RunFolder
 from .registry import sources
 from .round import Simulation
 from .schedule import rests_on_rounds
 from .signals import Stop, stopping
 
 TOTALS = ("bytes_down", "bytes_up", "floats_down", "floats_up", "gradients")
+WRITTEN = ("choices", "versions", "machine", "partition", "sources")  # in config.toml, for a resume to compare
 REFUSALS = 10  # rounds in a row in which no finite update arrived: the run has diverged
 
 
@@ -56,6 +57,8 @@ def run(
     record_also: dict | None = None,
 ) -> Result:
     """Runs an experiment into the folder `out`; with `resume` from its last checkpoint."""
+    if (Path(out) / "comparison.json").exists():
+        raise BadInput(f"{out} holds a comparison: choose another folder with --out")
     with RunFolder.open(out, resume) as folder, stopping() as stop, plainly():
         before = folder.config
         if before is not None:
@@ -318,6 +321,9 @@ def digest(source) -> str:
 
 def same_experiment(before: dict, experiment: config.Experiment, path: Path) -> None:
     """A run goes on only as what it began; more rounds are welcome."""
+    lacks = [key for key in WRITTEN if key not in before.get("recorded", ())]
+    if lacks or "rounds" not in before.get("run", ()):
+        raise BadInput(f"{path / CONFIG} is damaged: it lacks {lacks[0] if lacks else 'run.rounds'}")
     old = {k: v for k, v in before.items() if k in config.SECTIONS or k == "compare"}
     changed = config.differences(old, config.document(experiment))
     changed = [key for key in changed if key != "run.rounds" and not key.startswith(("compare", "report"))]

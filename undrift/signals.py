@@ -44,11 +44,20 @@ class Stop:
             raise Interrupted(self.name)
 
 
-def interrupts() -> None:
+def interrupt() -> None:
     """From here on each of the signals is a KeyboardInterrupt, where nothing else catches it."""
+    _answer(signal.default_int_handler)
+
+
+def ignore() -> None:
+    """From here on the signals come too late."""
+    _answer(signal.SIG_IGN)
+
+
+def _answer(handler) -> None:
     for name in NAMES:
         if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.default_int_handler)
+            signal.signal(getattr(signal, name), handler)
 
 
 @contextmanager

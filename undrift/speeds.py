@@ -12,7 +12,7 @@ import os
 import platform
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -30,13 +30,18 @@ def machine() -> str:
 
 def speeds(work: str, ways: dict[str, Callable[[], object]]) -> dict[str, float]:
     """Seconds that each way of doing `work` takes here, from the table or measured now."""
-    key = hashlib.sha256(f"{machine()}\n{work}".encode()).hexdigest()[:24]
-    path = cache_folder() / "speeds" / f"{key}.json"
-    kept = _read(path)
-    if kept is None or kept.keys() != ways.keys():
+    path = entry(work)
+    kept = _read(path, ways)
+    if kept is None:
         measured = {name: _measure(way, SECONDS / len(ways)) for name, way in ways.items()}
         kept = _keep(path, measured)
     return kept
+
+
+def entry(work: str) -> Path:
+    """Where the table's entry for some work on this machine is."""
+    key = hashlib.sha256(f"{machine()}\n{work}".encode()).hexdigest()[:24]
+    return cache_folder() / "speeds" / f"{key}.json"
 
 
 def _measure(way: Callable[[], object], seconds: float) -> float:
@@ -52,10 +57,11 @@ def _measure(way: Callable[[], object], seconds: float) -> float:
     return min((once() for _ in range(tries)), default=first)
 
 
-def _read(path: Path) -> dict[str, float] | None:
+def _read(path: Path, ways: Iterable[str]) -> dict[str, float] | None:
     try:
-        return {str(k): float(v) for k, v in json.loads(path.read_text(encoding="utf-8")).items()}
-    except (OSError, ValueError, AttributeError):
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        return {name: float(kept[name]) for name in ways}
+    except (OSError, ValueError, KeyError, TypeError):  # not there yet, or damaged
         return None
 
 
@@ -69,10 +75,10 @@ def _keep(path: Path, measured: dict[str, float]) -> dict[str, float]:
         try:
             os.link(beside, path)  # unlike a rename it never replaces
         except FileExistsError:
-            if _read(path) is None:  # a damaged entry
+            if _read(path, measured) is None:  # a damaged entry
                 os.replace(beside, path)
         finally:
             beside.unlink(missing_ok=True)
     except OSError:
         return measured
-    return _read(path) or measured
+    return _read(path, measured) or measured

@@ -74,6 +74,7 @@ def play(jobs: list[dict], workers: int, stop: Stop) -> Iterator[tuple[dict, dic
                 worker, message = said.get(timeout=0.2)
             except queue.Empty:
                 continue
+            stop.ask()  # the signal may have reached the worker as well, whose words do not count then
             job = worker.job
             if "ended" in message:
                 crew.remove(worker)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from undrift.data.cifar import cifar10, cifar100
 from undrift.data.mnist import mnist, mnist_writers
 from undrift.data.partition import Parts, partition
 from undrift.data.shakespeare import Shakespeare
@@ -28,7 +31,7 @@ from undrift.data.source import (
 )
 from undrift.data.synthetic import Synthetic, SyntheticProx
 from undrift.errors import BadInput
-from undrift.registry import Registry
+from undrift.registry import Registry, checked, locate
 
 __all__ = ["ArraySource", "HeldOut", "Pooled", "Samples", "Source", "adapt", "check", "datasets", "make"]
 
@@ -37,6 +40,8 @@ datasets.add("mnist", mnist, "60,000 handwritten digits, 28 x 28, 10 classes; ne
 datasets.add(
     "mnist-writers", mnist_writers, "MNIST with its 539 training writers as clients, 297 test writers as groups"
 )
+datasets.add("cifar10", cifar10, "60,000 colour images, 32 x 32, 10 classes; needs data.folder and a partition")
+datasets.add("cifar100", cifar100, "60,000 colour images, 32 x 32, 100 classes; needs data.folder and a partition")
 datasets.add("shakespeare", Shakespeare, "next character in the plays, 1,129 roles as clients")
 datasets.add("synthetic", Synthetic, "LEAF's generated classification, any number of clients")
 datasets.add("synthetic-prox", SyntheticProx, "FedProx's generated Synthetic(alpha, beta), any number of clients")
@@ -60,11 +65,12 @@ class Partitioner:
 
 
 def make(table: Mapping[str, Any], *, seed: int, folder: str | Path | None = None, key: str = "data") -> Source:
-    """The source that a [data] table names: name, partition, and the data set's own options."""
+    """The source that a [data] table names: name, partition, folder, and the data set's own options."""
     options = dict(table)
+    data_folder = _data_folder(options, folder, key)
     split = Partitioner(options.pop("partition", None), seed, folder, key, _shown(options.get("name")))
-    given = {"seed": seed, "folder": folder, "partition": split}
-    made = datasets.build(options, key=key, folder=folder, given=given, also=["partition"])
+    given = {"seed": seed, "folder": data_folder, "partition": split}
+    made = datasets.build(options, key=key, folder=folder, given=given, also=["partition", "folder"])
     source = made
     if not (isinstance(made, Source) and _ours(options["name"])):
         arrays = _arrays(made)
@@ -72,6 +78,26 @@ def make(table: Mapping[str, Any], *, seed: int, folder: str | Path | None = Non
     if split.table is not None and not split.used:
         raise BadInput(f"{split.key}: {split.name} comes by client and takes no partition; leave it out")
     return source
+
+
+def _data_folder(options: dict[str, Any], folder: str | Path | None, key: str) -> Path | None:
+    """Takes `folder` out of the options of a data set that is read from one; the path that it names."""
+    name = options.get("name")
+    if "folder" not in options:
+        return None
+    if not _takes(datasets.find(name, f"{key}.name", folder) if isinstance(name, str) else name, "folder"):
+        if _ours(name):
+            raise BadInput(f"{key}.folder: {name} comes with undrift and is read from no folder; leave it out")
+        return None  # its signature refuses what is left among the options
+    typed = checked(str, options.pop("folder"), f"{key}.folder")
+    return locate(os.path.expanduser(typed), f"{key}.folder", folder)
+
+
+def _takes(make: Any, name: str) -> bool:
+    try:
+        return name in inspect.signature(make).parameters
+    except (TypeError, ValueError):  # made already, or compiled
+        return False
 
 
 def _ours(name: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The data files that come with the package, and decoded copies of them in the user's cache folder."""
+"""The data files that come with the package, and decoded copies of data in the user's cache folder."""
 
 from __future__ import annotations
 
@@ -26,13 +26,19 @@ def cache_folder() -> Path:
 
 
 def decoded(name: str, decode: Callable[[bytes], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """The arrays in an embedded file: from the cache, as memory maps, else decoded now and kept there if that works."""
+    """The arrays in an embedded file."""
     packed = embedded(name)
-    folder = cache_folder() / f"{name}-{hashlib.sha256(packed).hexdigest()[:16]}"
+    return kept(f"{name}-{hashlib.sha256(packed).hexdigest()[:16]}", lambda: decode(packed))
+
+
+def kept(name: str, decode: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """The arrays that `name` stands for once and for all: from the cache, as memory maps, else decoded now and kept
+    there if that works."""
+    folder = cache_folder() / name
     try:
         return _load(folder)
     except (OSError, ValueError):  # not there yet, or damaged
-        arrays = decode(packed)
+        arrays = decode()
     with contextlib.suppress(OSError):  # a full or read-only disk costs the next start a second, nothing else
         _keep(folder, arrays)
     return arrays

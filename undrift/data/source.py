@@ -81,11 +81,13 @@ def summed(source: Source) -> int:
 class Source:
     """A data source. One's own needs `population`, `size` and `client`; everything else has a default here.
 
-    Samples come on `device`; row numbers, labels and facts always on the host.
+    Samples come on `device`; row numbers, labels and facts always on the host. `augment(samples, words)` changes the
+    samples of mini-batches, and of nothing else, by four words of draws for each.
     """
 
     population: int
     classes: int | None = None
+    augment: Callable[[Samples, Tensor], Samples] | None = None
     device = torch.device("cpu")
     countable = 100_000  # clients up to which their sizes are added up for `examples`
 
@@ -159,7 +161,10 @@ class Pixels:
 
 
 class ArraySource(Source):
-    """Arrays and one index list per client; `present` turns what is stored (uint8 images) into what is handed out."""
+    """Arrays and one index list per client.
+
+    `present` turns what is stored (uint8 images) into what is handed out, `augment` changes that in mini-batches.
+    """
 
     def __init__(
         self,
@@ -169,8 +174,9 @@ class ArraySource(Source):
         groups: Sequence[Samples] | None = None,
         classes: int | None = None,
         present: Callable[[Samples], Samples] = lambda samples: samples,
+        augment: Callable[[Samples, Tensor], Samples] | None = None,
     ):
-        self.arrays, self.classes = arrays, classes
+        self.arrays, self.classes, self.augment = arrays, classes, augment
         self.parts = [np.asarray(rows, dtype=np.int64) for rows in parts]
         self.population = len(self.parts)
         self._test, self._groups, self._present = test, groups, present
@@ -250,7 +256,7 @@ class HeldOut(Source):
     def __init__(self, source: Source, share: float, seed: int):
         if not 0 < share < 1:
             raise BadInput(f"data.validation is {share}, but the held-out share lies between 0 and 1, both excluded")
-        self.source, self.share = source, share
+        self.source, self.share, self.augment = source, share, source.augment
         self.population, self.classes, self.device = source.population, source.classes, source.device
         self._draws = Stream(seed, Use.HOLDOUT)
 
@@ -317,7 +323,7 @@ class Pooled(Source):
                 f"data: {source.population} clients cannot be pooled into one, as the method centralised does; "
                 f"take at most {self.countable} clients, or another method"
             )
-        self.source = source
+        self.source, self.augment = source, source.augment
         self.population, self.classes, self.device = 1, source.classes, source.device
 
     def size(self, i: int) -> int:
