@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean
 
 from undrift import config
-from undrift.compare import compare, jobs
+from undrift.comparison import jobs, play_all
 from undrift.files import read_lines
 from undrift.progress import CompareProgress
 
@@ -37,9 +37,9 @@ def main() -> None:
     }
     todo = jobs(document, str(given.toml.resolve().parent), None, seeds=1)
     with CompareProgress(todo, quiet=False) as progress:
-        failed = compare(todo, None, given.out, resume=(given.out / "comparison.json").exists(), heard=progress.heard)
+        failed = play_all(todo, None, given.out, resume=(given.out / "comparison.json").exists(), heard=progress.heard)
     if failed:
-        sys.exit("\n".join(failed))
+        sys.exit("\n".join(run.why for run in failed))
     for name in methods:
         found = {rate: validated(given.out, todo, f"{name} at {rate}") for rate in GRID}
         best = max(found, key=found.get)

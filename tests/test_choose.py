@@ -13,7 +13,7 @@ from undrift.choose import Choices, allowed, cores, place
 from undrift.errors import BadInput, RunFailed
 from undrift.experiment import build
 from undrift.record import read_config
-from undrift.run import run
+from undrift.running import run
 
 
 @pytest.fixture(autouse=True)

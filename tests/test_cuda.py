@@ -5,7 +5,7 @@ import torch
 
 from undrift import config
 from undrift.experiment import build
-from undrift.run import run
+from undrift.running import run
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

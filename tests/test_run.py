@@ -12,7 +12,7 @@ from running import bits, end, lines, same, start, wait_for, wait_for_round, wri
 from undrift import config
 from undrift.errors import BadInput, RunFailed
 from undrift.record import read_config
-from undrift.run import run
+from undrift.running import run
 
 POSIX = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
@@ -40,7 +40,7 @@ import torch
 torch.set_num_threads(1)
 from pathlib import Path
 from undrift import config
-from undrift.run import run
+from undrift.running import run
 
 toml, seed = Path(sys.argv[1]), int(sys.argv[2])
 experiment = config.read(toml, sys.argv[3:])

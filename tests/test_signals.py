@@ -9,7 +9,7 @@ from running import end, lines, rounds_of, same, start, wait_for, wait_for_round
 
 from undrift import config
 from undrift.errors import Interrupted
-from undrift.run import run
+from undrift.running import run
 from undrift.signals import NAMES, stopping
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="signals of POSIX")

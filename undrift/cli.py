@@ -49,7 +49,7 @@ def run(toml: Toml, set_: Sets = None, out: Out = None, resume: Resume = False, 
     experiment = config.read(toml, set_ or ())  # before torch is loaded, so that a slip is answered at once
     from .failures import bound_memory
     from .progress import RunProgress
-    from .run import run as play
+    from .running import run as play
 
     out = out or Path("runs") / toml.stem
     bound_memory()
@@ -112,7 +112,7 @@ def demo(
     Seven methods on MNIST, each client with the digits of one class. A demo that is done is shown anew.
     """
     if out == DEMO and not resume:
-        from .compare import clear
+        from .comparison import clear
 
         clear(out)
     _compare(Path(__file__).parent / "demo.toml", None, None, seeds, set_, out, resume, quiet)
@@ -120,8 +120,7 @@ def demo(
 
 def _compare(toml: Path, algorithms, baseline, seeds: int, sets, out: Path, resume: bool, quiet: bool) -> None:
     from . import config
-    from .compare import compare as play
-    from .compare import jobs
+    from .comparison import jobs, play_all
     from .progress import CompareProgress
 
     document = config.load(toml)
@@ -130,7 +129,7 @@ def _compare(toml: Path, algorithms, baseline, seeds: int, sets, out: Path, resu
     folder = str(toml.resolve().parent)
     todo = jobs(document, folder, algorithms, seeds)
     with CompareProgress(todo, quiet) as progress:
-        failed = play(todo, folder, out, baseline, resume, heard=progress.heard)
+        failed = play_all(todo, folder, out, baseline, resume, heard=progress.heard)
     if len(failed) < len(todo):
         _summarise(out, quiet)
     if failed:

@@ -28,7 +28,7 @@ from .participation import Participation, Uniform
 from .planning import Effort, Planner
 from .rng import Stream, Use
 from .round import Simulation, each
-from .run import flat, unflat
+from .running import flat, unflat
 from .tasks import cross_entropy
 from .vector import parameters
 from .work import Local

@@ -107,8 +107,11 @@ def main() -> None:
     threading.Thread(target=_read, args=(jobs,), daemon=True).start()
 
     def say(**message) -> None:
-        out.write(json.dumps(message) + "\n")
-        out.flush()
+        try:
+            out.write(json.dumps(message) + "\n")
+            out.flush()
+        except BrokenPipeError:
+            os._exit(0)  # as `_read` does, and sooner
 
     while True:
         job = jobs.get()
@@ -130,7 +133,7 @@ def _read(jobs: queue.Queue) -> None:
 
 def _play(job: dict, say: Callable) -> None:
     from . import config
-    from .run import run
+    from .running import run
 
     try:
         experiment = config.parse(job["document"], job["folder"])

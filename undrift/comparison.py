@@ -19,11 +19,12 @@ from filelock import FileLock, Timeout
 from . import config
 from .checkpoint import CURRENT
 from .choose import cores
-from .errors import BadInput, RunFailed
+from .errors import BadInput, Interrupted, RunFailed
 from .experiment import method
 from .files import write
 from .record import read_config
-from .run import same_experiment
+from .report import Row, summary, write_report, write_summary
+from .running import same_experiment
 from .signals import stopping
 from .workers import play
 
@@ -76,6 +77,25 @@ def safe(label: str) -> str:
 
 
 def compare(
+    experiment: config.Experiment,
+    methods: list[str] | None = None,
+    seeds: int = 5,
+    out: str | Path = "runs/comparison",
+    baseline: str | None = None,
+    resume: bool = False,
+) -> list[Row]:
+    """Compares methods by name, or the experiment's own labels, on the same draws; -> a row of the table for each."""
+    todo = jobs(config.document(experiment), experiment.folder, methods, seeds)
+    failed = play_all(todo, experiment.folder, Path(out), baseline, resume)
+    if failed:
+        raise RunFailed(failed[0].why)
+    rows = summary([Path(out)])
+    write_summary(Path(out), rows)
+    write_report(Path(out))
+    return rows
+
+
+def play_all(
     todo: list[Job],
     folder: str | None,
     out: Path,
@@ -104,11 +124,14 @@ def compare(
             if job.folder in finished:
                 heard(job, {"done": True})
         failed = {}
-        for order, message in play(orders, side_by_side(todo), stop) if orders else ():
-            job = lines[order["key"]]
-            heard(job, message)
-            if "error" in message:
-                failed[job.folder] = Failed(f"{job.label}, seed {job.seed}: {message['error']}", message["exit"])
+        try:
+            for order, message in play(orders, side_by_side(todo), stop):
+                job = lines[order["key"]]
+                heard(job, message)
+                if "error" in message:
+                    failed[job.folder] = Failed(f"{job.label}, seed {job.seed}: {message['error']}", message["exit"])
+        except Interrupted as signal:
+            raise Interrupted(f"{signal}: the runs are saved, --resume goes on from there") from None
     return [failed[job.folder] for job in todo if job.folder in failed]
 
 

@@ -50,7 +50,7 @@ class Result:
 
 def run(
     experiment: config.Experiment,
-    out: str | Path,
+    out: str | Path = "runs/run",
     resume: bool = False,
     on_round: Callable[[dict], None] = lambda record: None,
     notice: Callable[[str], None] = lambda text: None,
