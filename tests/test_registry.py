@@ -10,7 +10,9 @@ import torch
 from pydantic import Field
 
 from undrift.errors import BadInput, RunFailed
-from undrift.registry import Registry, checked, described, load_object, locate, sources
+from undrift.registry import Registry, checked
+from undrift.userfiles import load_object, locate, sources
+from undrift.words import described
 
 GIVEN = {"shape": (1, 28, 28), "classes": 10, "seed": 3}
 models = Registry("model")

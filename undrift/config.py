@@ -21,7 +21,8 @@ import tomli_w
 from pydantic import Field
 
 from undrift.errors import BadInput
-from undrift.registry import check, dotted, refuse, shown, suggestion
+from undrift.registry import check, refuse
+from undrift.words import dotted, shown, suggestion
 
 FORMAT = 1
 LARGEST = 2**53  # beyond it, a float no longer holds every whole number

@@ -4,23 +4,12 @@ A registry maps names to callables. A table `{name = "mlp", hidden = [64]}` is b
 with the other keys as keyword arguments, after they were checked against its signature and its annotations.
 """
 
-import difflib
 import functools
-import hashlib
-import importlib
-import importlib.util
 import inspect
 import json
-import os
-import re
-import sys
-import sysconfig
-import traceback
 import types
-import typing
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -32,9 +21,10 @@ from pydantic import (
     ValidationError,
     create_model,
 )
-from pydantic.fields import FieldInfo
 
-from undrift.errors import BadInput, RunFailed, UndriftError
+from undrift.errors import BadInput, UndriftError
+from undrift.userfiles import load_object, users_failure
+from undrift.words import described, dotted, shown, suggestion
 
 
 class Registry:
@@ -235,240 +225,3 @@ def _cached_model_of(annotation: Any) -> type[_Setting] | None:
             return create_model("Setting", __base__=_Setting, value=(annotation, ...))
     except (PydanticUserError, TypeError, Warning):  # a note that is no type checks nothing
         return None
-
-
-# Words for people
-
-_BOUNDS = {"gt": "above", "ge": "of at least", "lt": "below", "le": "of at most"}
-_WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", dict: "a table", list: "a list"}
-_MANY = {int: "whole numbers", float: "numbers", str: "texts", bool: "true or false", dict: "tables"}
-
-
-def described(annotation: Any) -> str:
-    """What a value of this type is, in words; empty where a TOML cannot hold one."""
-    origin, inside = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is typing.Annotated:
-        return _described_with_bounds(inside[0], inside[1:])
-    if origin is typing.Literal:
-        return _either([shown(value) for value in inside])
-    if origin in (typing.Union, types.UnionType):
-        return _either([words for words in map(described, inside) if words])
-    if origin in (list, tuple, set, frozenset) or getattr(origin, "__module__", "") == "collections.abc":
-        return f"a list of {_MANY[inside[0]]}" if inside and inside[0] in _MANY else "a list"
-    return _WORDS.get(origin or annotation, "a list" if annotation in (tuple, set) else "")
-
-
-def _described_with_bounds(annotation: Any, notes: tuple) -> str:
-    rules = []
-    for note in notes:
-        if isinstance(note, FieldInfo) and note.description:
-            return note.description
-        rules += note.metadata if isinstance(note, FieldInfo) else [note]
-    words = described(annotation)
-    if annotation is str and any(getattr(rule, "min_length", 0) for rule in rules):
-        return "text that is not empty"
-    bounds = [
-        f"{said} {getattr(rule, name)}" for rule in rules for name, said in _BOUNDS.items() if hasattr(rule, name)
-    ]
-    return " ".join([words, " and ".join(bounds)]).strip()
-
-
-def _either(words: list[str]) -> str:
-    words = list(dict.fromkeys(words))
-    return ", ".join(words[:-1]) + " or " + words[-1] if len(words) > 1 else "".join(words)
-
-
-def shown(value: Any, width: int = 60) -> str:
-    """A value as one would type it in a TOML, on one line and not too long."""
-    if isinstance(value, str):
-        value = value[: 2 * width]
-        text = json.dumps(value, ensure_ascii=not value.isprintable())
-        return text if len(text) <= width + 2 else text[: width - 2] + '..."'
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if value is None:
-        return "nothing"
-    if isinstance(value, int) and abs(value) >= 10**width:
-        return "a number of very many digits"
-    if isinstance(value, Mapping):
-        return "a table"
-    if isinstance(value, list | tuple) and len(value) > 20:
-        return f"a list of {len(value)}"
-    if isinstance(value, list | tuple):
-        text = "[" + ", ".join(shown(item, width) for item in value) + "]"
-        return text if len(text) <= width else f"a list of {len(value)}"
-    text = " ".join(repr(value).split())
-    return text if len(text) <= width else text[: width - 3] + "..."
-
-
-def dotted(key: str, name: Any) -> str:
-    """The key of `name` in the table `key`, quoted where a TOML needs it."""
-    name = name if isinstance(name, str) and re.fullmatch(r"[A-Za-z0-9_-]{1,60}", name) else shown(name)
-    whole = f"{key}.{name}" if key else name
-    return whole if len(whole) <= 160 else whole[:75] + "..." + whole[-75:]
-
-
-def suggestion(name: Any, known: Iterable[str]) -> str:
-    """`; did you mean X`, where something known is near."""
-    spelt = {word.lower(): word for word in known}
-    near = difflib.get_close_matches(str(name)[:100].strip().lower(), spelt, n=1, cutoff=0.6)
-    return f"; did you mean {spelt[near[0]]}" if near else ""
-
-
-# Objects of the user's own
-
-_SOURCES: dict[str, Path] = {}
-_SIBLINGS: dict[str, Path] = {}  # plain name in sys.modules -> the folder that it came from
-
-
-def sources() -> dict[str, Path]:
-    """The source file of everything loaded as `package.module:object`, and of the files beside it that it imported."""
-    return dict(_SOURCES)
-
-
-def load_object(text: str, key: str, folder: str | Path | None = None) -> tuple[Any, Path | None]:
-    """The object of `package.module:object` and its source file.
-
-    It is looked for beside the TOML, then in the current folder, then among installed modules.
-    """
-    typed, _, wanted = text.rpartition(":")
-    module_name = typed.removesuffix(".py").replace("\\", "/").replace("/", ".") if typed.endswith(".py") else typed
-    if not all(part.isidentifier() for part in [*module_name.split("."), *wanted.split(".")]):
-        raise BadInput(f"{key} must look like package.module:object, not {shown(text)}")
-    module = _load_module(module_name, key, folder)
-    file: str | None = getattr(module, "__file__", None)
-    found: Any = module
-    for part in wanted.split("."):
-        if not hasattr(found, part):
-            has = [name for name in vars(found) if not name.startswith("_")] if hasattr(found, "__dict__") else []
-            raise BadInput(f"{key}: {file or module_name} has no {wanted}{suggestion(part, has)}")
-        found = getattr(found, part)
-    path = Path(file).resolve() if file and file.endswith(".py") else None  # what is compiled has no source here
-    if path is not None:
-        _SOURCES[text] = path
-    return found, path
-
-
-def locate(text: str, key: str, folder: str | Path | None = None) -> Path:
-    """The file or folder that `text`, typed at `key`, names: beside the TOML, else in the current folder."""
-    for root in _roots(folder):
-        if os.path.exists(root / text):
-            return root / text
-    raise BadInput(f"{key}: there is no {shown(text, 200)} {_places(folder, ' or ')}")
-
-
-def users_failure(error: BaseException, key: str, what: str) -> RunFailed:
-    """One sentence about an exception in the user's own code, with the user's own file and line."""
-    where = ""
-    if isinstance(error, SyntaxError) and error.filename:
-        where = f" at {error.filename}, line {error.lineno}"
-    elif frames := _users_frames(error):
-        where = f" at {frames[-1].filename}, line {frames[-1].lineno}, `{shown(frames[-1].line or '', 100)[1:-1]}`"
-    said = " ".join(str(error).split())[:200]
-    return RunFailed(f"{key}: {what} failed{where}: {type(error).__name__}" + (f": {said}" if said else ""))
-
-
-def _load_module(name: str, key: str, folder: str | Path | None) -> types.ModuleType:
-    path = name.replace(".", os.sep)
-    for root in _roots(folder):
-        if os.path.isfile(root / f"{path}.py") or os.path.isfile(root / path / "__init__.py"):
-            with _blamed_on_the_user(key, f"{name.replace('.', '/')}.py"), _importing_from(root) as private:
-                return importlib.import_module(name if _is_imported_from(root, name) else f"{private}.{name}")
-    with _blamed_on_the_user(key, name):
-        if _is_installed(name):
-            return importlib.import_module(name)
-    raise BadInput(
-        f"{key}: {name.replace('.', '/')}.py is neither {_places(folder, ', nor ')}, nor an installed module"
-    )
-
-
-def _is_imported_from(root: Path, name: str) -> bool:
-    """Whether this very file is a module already, under its plain name: a second copy would have other classes."""
-    top = name.partition(".")[0]
-    file = getattr(sys.modules.get(top), "__file__", None)
-    return file is not None and Path(file).resolve() in (root / f"{top}.py", root / top / "__init__.py")
-
-
-def _is_installed(name: str) -> bool:
-    for depth in range(1, name.count(".") + 2):  # a parent first: find_spec fails where it is missing or no package
-        part = ".".join(name.split(".")[:depth])
-        try:
-            found = importlib.util.find_spec(part)
-        except ModuleNotFoundError as error:
-            if error.name and not part.startswith(error.name):
-                raise
-            return False
-        except ValueError:  # __main__ and the like have no spec
-            return part in sys.modules
-        if found is None:
-            return False
-    return True
-
-
-def _roots(folder: str | Path | None) -> list[Path]:
-    return list(dict.fromkeys(Path(place).resolve() for place in (folder, Path.cwd()) if place is not None))
-
-
-def _places(folder: str | Path | None, joint: str) -> str:
-    return (
-        f"beside the TOML ({Path(folder).resolve()}){joint}" if folder is not None else ""
-    ) + "in the current folder"
-
-
-@contextmanager
-def _blamed_on_the_user(key: str, what: str) -> Iterator[None]:
-    try:
-        yield
-    except UndriftError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise users_failure(error, key, what) from error
-
-
-@contextmanager
-def _importing_from(root: Path) -> Iterator[str]:
-    """A private package whose modules are the files in `root`, which can import each other by their plain names."""
-    private = "_undrift_" + hashlib.sha256(str(root).encode(errors="surrogateescape")).hexdigest()[:16]
-    if private not in sys.modules:
-        package = types.ModuleType(private, f"The files in {root}.")
-        package.__path__ = [str(root)]
-        sys.modules[private] = package
-    for name, home in list(_SIBLINGS.items()):  # a helper of the same name in another folder is another helper
-        if home != root and (os.path.exists(root / f"{name}.py") or os.path.exists(root / name)):
-            del _SIBLINGS[name]
-            sys.modules.pop(name, None)
-    before, wrote = set(sys.modules), sys.dont_write_bytecode
-    importlib.invalidate_caches()
-    sys.path.insert(0, str(root))
-    sys.dont_write_bytecode = True  # a file edited within the second must not be answered by its old bytecode
-    try:
-        yield private
-    finally:
-        if str(root) in sys.path:
-            sys.path.remove(str(root))
-        sys.dont_write_bytecode = wrote
-        for name in set(sys.modules) - before:
-            _note_sibling(name, private, root)
-
-
-def _note_sibling(name: str, private: str, root: Path) -> None:
-    file = getattr(sys.modules[name], "__file__", None)
-    if not file or name.partition(".")[0] == "undrift":
-        return
-    plain, path = name.removeprefix(f"{private}."), Path(file).resolve()
-    if path.with_suffix("") in (root.joinpath(*plain.split(".")), root.joinpath(*plain.split("."), "__init__")):
-        _SOURCES[plain] = path
-        if plain == name:
-            _SIBLINGS[name] = root
-
-
-def _users_frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """The frames in files that are neither ours nor a library's; else those in an installed file named by the user."""
-    libraries = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    others = [Path(__file__).parent.resolve(), *(Path(library).resolve() for library in libraries)]
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
-    paths = [Path(frame.filename).resolve() for frame in frames]
-    theirs = [not any(path.is_relative_to(other) for other in others) for path in paths]
-    if not any(theirs):
-        theirs = [path in _SOURCES.values() for path in paths]
-    return [frame for frame, is_theirs in zip(frames, theirs, strict=True) if is_theirs]

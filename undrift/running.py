@@ -28,10 +28,10 @@ from .experiment import Built, build, table
 from .failures import as_ours, is_of_memory
 from .files import read_lines
 from .record import CONFIG, RunFolder
-from .registry import sources
 from .round import Simulation
 from .schedule import rests_on_rounds
 from .signals import Stop, stopping
+from .userfiles import sources
 
 TOTALS = ("bytes_down", "bytes_up", "floats_down", "floats_up", "gradients")
 WRITTEN = ("choices", "versions", "machine", "partition", "sources")  # in config.toml, for a resume to compare

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from .errors import BadInput
 from .metrics import Metric, as_outputs, flat, metrics
-from .registry import Registry, check, refuse, shown
+from .registry import Registry, check, refuse
+from .words import shown
 
 
 def parts(samples) -> tuple[tuple[Tensor, ...], dict[str, Tensor], Tensor]:

@@ -31,7 +31,8 @@ from undrift.data.source import (
 )
 from undrift.data.synthetic import Synthetic, SyntheticProx
 from undrift.errors import BadInput
-from undrift.registry import Registry, checked, locate
+from undrift.registry import Registry, checked
+from undrift.userfiles import locate
 
 __all__ = ["ArraySource", "HeldOut", "Pooled", "Samples", "Source", "adapt", "check", "datasets", "make"]
 

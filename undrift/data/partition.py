@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 
 from undrift.errors import BadInput
-from undrift.registry import Registry, locate, shown
+from undrift.registry import Registry
 from undrift.rng import Stream, Use
+from undrift.userfiles import locate
+from undrift.words import shown
 
 Parts = list[np.ndarray]  # one sorted int64 array of sample numbers per client
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from undrift.errors import BadInput
-from undrift.registry import shown
+from undrift.words import shown
 
 
 def read_pickle(path: Path) -> Any:

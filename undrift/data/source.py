@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from undrift.errors import BadInput, UndriftError
-from undrift.registry import users_failure
 from undrift.rng import Stream, Use
+from undrift.userfiles import users_failure
 
 Samples = tuple[Tensor, ...] | dict[str, Tensor]
 Fetch = Callable[[Tensor], Samples]  # row numbers of any shape [...] -> samples [..., *shape of one]
