@@ -44,9 +44,18 @@ class Stop:
             raise Interrupted(self.name)
 
 
+class Stopped(KeyboardInterrupt):
+    """A signal before or after a run. Not KeyboardInterrupt itself: where that leaves an `exec`, as in a library that
+    is being loaded, Python ends by SIGINT in the end, whoever catches it."""
+
+
 def interrupt() -> None:
-    """From here on each of the signals is a KeyboardInterrupt, where nothing else catches it."""
-    _answer(signal.default_int_handler)
+    """From here on each of the signals raises Stopped, where nothing else catches it."""
+
+    def stop(number, frame):
+        raise Stopped
+
+    _answer(stop)
 
 
 def ignore() -> None:
