@@ -15,6 +15,7 @@ from statistics import fmean, stdev
 import pytest
 from rich.console import Console
 
+from undrift.contrasts import Amount, Difference, reached, targets
 from undrift.errors import BadInput
 from undrift.report import (
     NOTHING,
@@ -23,6 +24,7 @@ from undrift.report import (
     best,
     by_label,
     console_table,
+    contrasts,
     curve,
     describe,
     differences,
@@ -32,15 +34,18 @@ from undrift.report import (
     lower_is_better,
     plots,
     read_runs,
+    show_amount,
     show_bytes,
     show_count,
+    show_difference,
     show_measure,
+    show_p,
     show_seconds,
     summary,
     write_report,
     write_summary,
 )
-from undrift.statistics import coverage, interval, t_quantile
+from undrift.statistics import coverage, holm, interval, paired, t_quantile, two_sided
 
 # Student's t, two-sided 95 %, from printed tables.
 TABLE = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228}
@@ -194,6 +199,41 @@ def test_interval_of_five_values():
     mean, half = interval(values)
     assert mean == pytest.approx(0.35)
     assert half == pytest.approx(2.776445 * stdev(values) / math.sqrt(5), rel=1e-6)
+
+
+@pytest.mark.parametrize(("t", "df", "p"), [(12.706, 1, 0.05), (2.776, 4, 0.05), (4.604, 4, 0.01), (8.610, 4, 0.001)])
+def test_p_of_t_is_that_of_the_tables(t, df, p):
+    assert two_sided(t, df) == two_sided(-t, df) == pytest.approx(p, rel=1e-3)
+
+
+@pytest.mark.parametrize("t", [0.0, 0.3, 1.7, 9.0])
+def test_p_of_t_by_its_closed_forms(t):
+    # One degree of freedom is Cauchy's distribution; two and four have algebraic ones.
+    assert two_sided(t, 1) == pytest.approx(1 - 2 / math.pi * math.atan(t))
+    assert two_sided(t, 2) == pytest.approx(1 - t / math.sqrt(2 + t * t))
+    z = t / math.sqrt(4 + t * t)
+    assert two_sided(t, 4) == pytest.approx(1 - z * (3 - z * z) / 2)
+
+
+def test_a_paired_test_by_hand():
+    # Mean 3, variance 2.5, standard error sqrt(0.5): t = 4.2426 with four degrees of freedom.
+    mean, half, p = paired([1, 2, 3, 4, 5])
+    assert (mean, half) == (3, pytest.approx(2.776445 * math.sqrt(0.5), rel=1e-6))
+    assert p == pytest.approx(0.013236, abs=1e-6)
+    assert paired([-1, -2, -3, -4, -5])[2] == pytest.approx(p)
+
+
+def test_pairs_that_allow_no_test_or_a_trivial_one():
+    assert paired([0.5]) == (0.5, None, None)
+    assert paired([0.0, 0.0, 0.0]) == (0.0, 0.0, 1.0)
+    assert paired([0.25, 0.25]) == (0.25, 0.0, 0.0)
+
+
+def test_holms_correction_by_hand():
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])  # Holm's textbook example
+    assert holm([0.5, 0.02, 0.6]) == pytest.approx([1.0, 0.06, 1.0])
+    assert holm([0.03]) == [0.03]
+    assert holm([]) == []
 
 
 def test_one_value_has_no_interval():
@@ -515,6 +555,136 @@ def test_a_run_that_blows_up_still_leaves_a_page(tmp_path):
     (tmp_path / "run" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert summary([tmp_path / "run"])[0].diverged == 1
     assert "1 of 1 diverged" in read_page(tmp_path / "run").text
+
+
+# ---- Against the baseline ----
+
+
+def test_differences_are_paired_by_seed(demo):
+    folder, made = demo
+    found = contrasts(folder)
+    late = {label: [made[label, seed][99]["test_accuracy"] for seed in range(3)] for label in ("fedavg", "fedacg")}
+    mean, half, p = paired([b - a for a, b in zip(late["fedavg"], late["fedacg"], strict=True)])
+    one = found["fedacg"].difference
+    assert (one.n, one.mean, one.half, one.p) == (3, pytest.approx(mean), pytest.approx(half), pytest.approx(p))
+    assert found["scaffold"].difference.n == 2  # its third seed is still going
+    assert found["fedavg"].difference is None
+    assert found["centralised"].difference.p is None  # the ceiling is no rival
+    tested = [found[label].difference for label in ("fedacg", "fedcm", "scaffold")]
+    assert [d.corrected for d in tested] == pytest.approx(holm([d.p for d in tested]))
+
+
+def test_what_it_takes_to_reach_the_baseline(demo):
+    folder, made = demo
+    end = fmean(made["fedavg", seed][99]["test_accuracy"] for seed in range(3))
+    found = contrasts(folder)
+    for at, target in zip(found["fedacg"].reached, (end, 0.95 * end), strict=True):
+        firsts = [
+            next(line for line in made["fedacg", seed] if line.get("test_accuracy", 0) >= target) for seed in range(3)
+        ]
+        assert (at.target, at.k, at.n) == (pytest.approx(target), 3, 3)
+        assert at.rounds == Amount(sorted(line["round"] for line in firsts)[1])
+        assert at.bytes == Amount(2 * 2_035_440 * at.rounds.value)
+        assert at.gradients == Amount(6000 * at.rounds.value)
+
+
+def test_a_median_never_leaves_out_those_that_did_not_arrive():
+    def run(at, end=100):
+        return [{"round": r, "bytes_up": r, "gradients": 2 * r, "m": float(r >= at)} for r in range(10, end + 1, 10)]
+
+    one = reached([run(20), run(40), run(900)], "m", 1.0, lower=False)
+    assert (one.k, one.n, one.rounds, one.gradients) == (2, 3, Amount(40), Amount(80))
+    one = reached([run(20), run(900), run(900, end=60)], "m", 1.0, lower=False)
+    assert (one.k, one.rounds, one.bytes) == (1, Amount(60, beyond=True), Amount(60, beyond=True))
+    assert reached([run(20), run(40)], "m", 1.0, lower=False).rounds == Amount(30)
+    assert reached([run(20), run(900)], "m", 1.0, lower=False).rounds == Amount(100, beyond=True)
+    assert reached([run(20)], "m", 0.0, lower=True).rounds == Amount(10)
+
+
+def test_the_near_target_is_the_worse_one():
+    assert targets(0.8, lower=False) == pytest.approx([0.8, 0.76])
+    assert targets(0.8, lower=True) == pytest.approx([0.8, 0.84])
+    assert targets(-2.0, lower=False) == pytest.approx([-2.0, -2.1])
+
+
+def test_a_label_without_a_final_value_has_no_difference(tmp_path):
+    runs = [("a", s, {"metric": "rmse"}) for s in range(2)]
+    runs += [("b", s, {"metric": "rmse", "top": 0.6, "diverges": s == 1}) for s in range(2)]
+    make_comparison(tmp_path / "c", runs)
+    assert contrasts(tmp_path / "c")["b"].difference is None
+    assert "has no difference" in read_page(tmp_path / "c").text
+
+
+def test_the_primary_measure_can_be_named(tmp_path):
+    runs = [(label, seed, {"top": top}) for label, top in (("a", 0.8), ("b", 0.9)) for seed in range(3)]
+    make_comparison(tmp_path / "c", runs, primary="test_loss")
+    rows = summary([tmp_path / "c"])
+    assert [row.primary for row in rows] == ["test_loss", "test_loss"] and rows[0].lower
+    assert best(rows).label == "b"
+    assert contrasts(tmp_path / "c")["b"].difference.mean < 0
+    assert "p with Holm's correction" in read_page(tmp_path / "c").text
+    path = tmp_path / "c" / "comparison.json"
+    path.write_text(path.read_text().replace('"primary": "test_loss"', '"primary": "test_los"'))
+    with pytest.raises(BadInput, match=r"report\.primary: no run has recorded test_los .*test_loss"):
+        summary([tmp_path / "c"])
+
+
+def test_a_metric_of_ones_own_says_what_is_better(tmp_path):
+    runs = [(label, 0, {"top": top, "metric": "cost"}) for label, top in (("a", 0.3), ("b", 0.6))]
+    make_comparison(tmp_path / "c", runs)
+    assert best(summary([tmp_path / "c"])).label == "b"
+    for path in (tmp_path / "c").rglob("config.toml"):
+        path.write_text(path.read_text() + '[recorded.better]\ncost = "lower"\n')
+    assert best(summary([tmp_path / "c"])).label == "a"
+
+
+def test_the_csv_has_the_contrasts(demo, tmp_path):
+    found = contrasts(demo[0])
+    path = write_summary(tmp_path, summary([demo[0]]), found)
+    with path.open(newline="", encoding="utf-8") as file:
+        lines = {line["label"]: line for line in csv.DictReader(file)}
+    one = found["fedacg"].difference
+    assert [lines["fedacg"][k] for k in ("difference_seeds", "difference", "p_holm")] == [
+        "3", str(one.mean), str(one.corrected),
+    ]  # fmt: skip
+    assert lines["fedavg"]["difference"] == lines["fedavg"]["p"] == ""
+    assert lines["fedacg"]["reached_95"] == "3 of 3"
+    runs = [("a", 0, {}), ("b", 0, {"top": 0.5})]
+    make_comparison(tmp_path / "c", runs)
+    with write_summary(tmp_path, summary([tmp_path / "c"]), contrasts(tmp_path / "c")).open(newline="") as file:
+        line = list(csv.DictReader(file))[1]
+    assert (line["reached"], line["rounds_to_target"], line["p"]) == ("0 of 1", ">100", "")
+
+
+def test_the_page_says_how_it_was_tested(demo):
+    page = read_page(demo[0])
+    for label, one in contrasts(demo[0]).items():
+        if one.difference:
+            assert show_difference("test_accuracy", one.difference) in page.text
+        for at in one.reached:
+            assert show_amount(at.rounds) in page.text and show_amount(at.bytes, show_bytes) in page.text, label
+    for words in (
+        "paired Student's t interval, 95 %",
+        "Holm's correction over 3 labels",
+        "everything else on this page is descriptive",
+    ):
+        assert words in page.text
+    assert page.text.index("Nothing was tuned") < page.text.index("Compared:")
+
+
+def test_numbers_of_contrasts_are_for_people():
+    assert show_difference("test_accuracy", Difference(3, 0.0321, 0.008)) == "+3.2 ± 0.8 points"
+    assert show_difference("test_accuracy", Difference(1, -0.0321, None)) == "-3.2 points"
+    assert show_difference("test_loss", Difference(3, 0.1234, 0.0312)) == "+0.12 ± 0.03"
+    assert [show_p(p) for p in (None, 0.0312, 0.0004, 1.0)] == [NOTHING, "0.031", "< 0.001", "1.000"]
+    assert show_amount(Amount(300, beyond=True)) == "> 300"
+
+
+def test_one_pair_has_no_p(tmp_path):
+    make_comparison(tmp_path / "c", [("a", 0, {}), ("b", 0, {"top": 0.9})])
+    page = read_page(tmp_path / "c")
+    assert "One pair of seeds shows nothing about chance" in page.text
+    assert "Holm's" not in page.text
 
 
 # ---- The page ----

@@ -33,6 +33,15 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="say nothing but erro
 Seeds = Annotated[
     int, typer.Option("--seeds", metavar="N", min=1, max=10_000, help="how many seeds: run.seed, run.seed + 1, ...")
 ]
+Tune = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tune",
+        metavar="path=value,value",
+        help="try every label at these values, as in local.lr=0.01,0.1; may be repeated, for all combinations",
+        show_default=False,
+    ),
+]
 
 DEMO = Path("runs/demo")
 
@@ -83,6 +92,10 @@ def compare(
         ),
     ] = None,
     seeds: Seeds = 5,
+    tune: Tune = None,
+    tune_seeds: Annotated[
+        int, typer.Option("--tune-seeds", metavar="N", min=1, max=10_000, help="how many seeds a setting is tried with")
+    ] = 1,
     set_: Sets = None,
     out: Out = None,
     resume: Resume = False,
@@ -91,12 +104,13 @@ def compare(
     """Compare methods on the same draws.
 
     Every [compare.LABEL] of the TOML, or every one of --algorithms, is run at every seed, side by side on the cores of
-    this machine. The folder gets a folder for each run, report.html, summary.csv and comparison.json.
+    this machine. With --tune each runs at the setting that is best on a validation share, searched for with other
+    seeds. The folder gets a folder for each run, report.html, summary.csv and comparison.json.
     """
     names = [name.strip() for name in algorithms.split(",")] if algorithms is not None else None
     if names is not None and not all(names):
         raise BadInput("--algorithms must be names with commas between them, as in fedavg,fedcm")
-    _compare(toml, names, baseline, seeds, set_, out or Path("runs") / toml.stem, resume, quiet)
+    _compare(toml, names, baseline, seeds, set_, out or Path("runs") / toml.stem, resume, quiet, tune, tune_seeds)
 
 
 @app.command()
@@ -118,23 +132,28 @@ def demo(
     _compare(Path(__file__).parent / "demo.toml", None, None, seeds, set_, out, resume, quiet)
 
 
-def _compare(toml: Path, algorithms, baseline, seeds: int, sets, out: Path, resume: bool, quiet: bool) -> None:
+def _compare(
+    toml: Path, algorithms, baseline, seeds: int, sets, out: Path, resume: bool, quiet: bool, tune=None, tune_seeds=1
+) -> None:
     from . import config
-    from .comparison import jobs, play_all
+    from .comparison import grids, jobs, play_all
     from .progress import CompareProgress
+    from .tuning import search
 
     document = config.load(toml)
     for text in sets or ():
         document = config.assign(document, text)
     folder = str(toml.resolve().parent)
     todo = jobs(document, folder, algorithms, seeds)
-    with CompareProgress(todo, quiet) as progress:
-        failed = play_all(todo, folder, out, baseline, resume, heard=progress.heard)
-    if len(failed) < len(todo):
+    tried = search(todo, grids(document, folder), config.grid(tune or ()), tune_seeds, folder)
+    runs = [*(tried.jobs if tried else ()), *todo]
+    with CompareProgress(runs, quiet) as progress:
+        failed = play_all(todo, folder, out, baseline, resume, heard=progress.heard, search=tried)
+    if len(failed) < len(todo) and not any(run.tuning for run in failed):
         _summarise(out, quiet)
     if failed:
         all_bad_input = all(run.exit_code == BadInput.exit_code for run in failed)
-        more = f"; {len(failed)} of {len(todo)} runs failed, --resume tries them again" if len(todo) > 1 else ""
+        more = f"; {len(failed)} of {len(runs)} runs failed, --resume tries them again" if len(runs) > 1 else ""
         raise (BadInput if all_bad_input else RunFailed)(f"{failed[0].why}{more}")
 
 
@@ -142,11 +161,11 @@ def _summarise(out: Path, quiet: bool = False) -> None:
     """Writes summary.csv of a comparison and report.html, and shows the table."""
     from rich.console import Console
 
-    from .report import console_table, summary, write_report, write_summary
+    from .report import console_table, contrasts, summary, write_report, write_summary
 
     rows = summary([out])
     if (out / "comparison.json").exists():
-        write_summary(out, rows)
+        write_summary(out, rows, contrasts(out))
     path = write_report(out)
     if not quiet:
         Console().print(console_table(rows))

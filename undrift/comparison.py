@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
 import shlex
 import shutil
 import sys
@@ -22,23 +21,15 @@ from .choose import cores
 from .errors import BadInput, Interrupted, RunFailed
 from .experiment import method
 from .files import write
+from .job import Job, safe
 from .record import read_config
-from .report import Row, summary, write_report, write_summary
+from .report import Row, contrasts, summary, write_report, write_summary
 from .running import same_experiment
-from .signals import stopping
+from .signals import Stop, stopping
+from .tuning import Grid, Search, search, settle
 from .workers import play
 
 COMPARISON = "comparison.json"
-
-
-@dataclass(frozen=True)
-class Job:
-    """One label at one seed."""
-
-    label: str
-    seed: int
-    folder: str  # below the comparison's
-    document: dict
 
 
 @dataclass(frozen=True)
@@ -47,6 +38,7 @@ class Failed:
 
     why: str
     exit_code: int
+    tuning: bool = False  # it was to choose a setting, so that no run of the table has begun
 
 
 def jobs(document: dict, folder: str | None, algorithms: list[str] | None, seeds: int) -> list[Job]:
@@ -71,9 +63,9 @@ def jobs(document: dict, folder: str | None, algorithms: list[str] | None, seeds
     return made
 
 
-def safe(label: str) -> str:
-    """A label as the name of a folder."""
-    return re.sub(r"[^\w.+-]", "-", label)
+def grids(document: dict, folder: str | None) -> dict[str, Grid]:
+    """The grids that labels have of their own."""
+    return {label: table["tune"] for label, table in config.parse(document, folder).compare.items() if "tune" in table}
 
 
 def compare(
@@ -83,15 +75,22 @@ def compare(
     out: str | Path = "runs/comparison",
     baseline: str | None = None,
     resume: bool = False,
+    tune: Grid | None = None,
+    tune_seeds: int = 1,
 ) -> list[Row]:
-    """Compares methods by name, or the experiment's own labels, on the same draws; -> a row of the table for each."""
-    todo = jobs(config.document(experiment), experiment.folder, methods, seeds)
-    failed = play_all(todo, experiment.folder, Path(out), baseline, resume)
+    """Compares methods by name, or the experiment's own labels, on the same draws; -> a row of the table for each.
+
+    `tune`, as {"local.lr": [0.01, 0.1]}, is a grid for every label: the table then shows each at its best setting.
+    """
+    document, folder, out = config.document(experiment), experiment.folder, Path(out)
+    todo = jobs(document, folder, methods, seeds)
+    tried = search(todo, grids(document, folder), tune or {}, tune_seeds, folder)
+    failed = play_all(todo, folder, out, baseline, resume, search=tried)
     if failed:
         raise RunFailed(failed[0].why)
-    rows = summary([Path(out)])
-    write_summary(Path(out), rows)
-    write_report(Path(out))
+    rows = summary([out])
+    write_summary(out, rows, contrasts(out))
+    write_report(out)
     return rows
 
 
@@ -102,36 +101,51 @@ def play_all(
     baseline: str | None = None,
     resume: bool = False,
     heard: Callable[[Job, dict], None] = lambda job, message: None,
+    search: Search | None = None,
 ) -> list[Failed]:
-    """Plays the runs of a comparison into `out`; -> those that failed."""
+    """Plays the runs of a comparison into `out`, after the search for their settings; -> those that failed."""
     labels = list(dict.fromkeys(job.label for job in todo))
     if baseline is not None and baseline not in labels:
         raise BadInput(f"--baseline {baseline} is not among the compared: {', '.join(labels)}")
     with held(out), stopping() as stop:
-        begin(out, todo, baseline or labels[0], resume)
-        lines = {job.folder: job for job in todo}
-        command = shlex.join(["undrift", *sys.argv[1:]])
-        finished = {job.folder for job in todo if resume and done(out / job.folder, job)}
-        orders = [
-            {
-                "document": crowded(job.document), "folder": folder, "out": str(out / job.folder), "key": job.folder,
-                "resume": resume, "label": job.label, "command": command,
-            }
-            for job in todo
-            if job.folder not in finished
-        ]  # fmt: skip
-        for job in todo:
-            if job.folder in finished:
-                heard(job, {"done": True})
-        failed = {}
-        try:
-            for order, message in play(orders, side_by_side(todo), stop):
-                job = lines[order["key"]]
-                heard(job, message)
-                if "error" in message:
-                    failed[job.folder] = Failed(f"{job.label}, seed {job.seed}: {message['error']}", message["exit"])
-        except Interrupted as signal:
-            raise Interrupted(f"{signal}: the runs are saved, --resume goes on from there") from None
+        begin(out, todo, baseline or labels[0], resume, search.record() if search else None)
+        if search:
+            failed = _play(search.jobs, folder, out, resume, heard, stop)
+            if failed:
+                return [Failed(f"tuning {run.why}", run.exit_code, tuning=True) for run in failed]
+            choices = search.record(out)
+            begin(out, todo, baseline or labels[0], True, choices)
+            todo = settle(todo, choices, folder)
+        return _play(todo, folder, out, resume, heard, stop)
+
+
+def _play(
+    todo: list[Job], folder: str | None, out: Path, resume: bool, heard: Callable[[Job, dict], None], stop: Stop
+) -> list[Failed]:
+    """Plays runs side by side, those that are done aside; -> those that failed."""
+    lines = {job.folder: job for job in todo}
+    command = shlex.join(["undrift", *sys.argv[1:]])
+    finished = {job.folder for job in todo if resume and done(out / job.folder, job)}
+    orders = [
+        {
+            "document": crowded(job.document), "folder": folder, "out": str(out / job.folder), "key": job.folder,
+            "resume": resume, "label": job.label, "command": command,
+        }
+        for job in todo
+        if job.folder not in finished
+    ]  # fmt: skip
+    for job in todo:
+        if job.folder in finished:
+            heard(job, {"done": True})
+    failed = {}
+    try:
+        for order, message in play(orders, side_by_side(todo), stop):
+            job = lines[order["key"]]
+            heard(job, message)
+            if "error" in message:
+                failed[job.folder] = Failed(f"{job.label}, seed {job.seed}: {message['error']}", message["exit"])
+    except Interrupted as signal:
+        raise Interrupted(f"{signal}: the runs are saved, --resume goes on from there") from None
     return [failed[job.folder] for job in todo if job.folder in failed]
 
 
@@ -190,7 +204,7 @@ def clear(out: Path) -> None:
                 path.unlink()
 
 
-def begin(out: Path, todo: list[Job], baseline: str, resume: bool) -> None:
+def begin(out: Path, todo: list[Job], baseline: str, resume: bool, tuning: dict | None = None) -> None:
     """Writes comparison.json, or finds there the comparison that goes on."""
     path = out / COMPARISON
     runs = [{"label": job.label, "seed": job.seed, "folder": job.folder} for job in todo]
@@ -202,12 +216,17 @@ def begin(out: Path, todo: list[Job], baseline: str, resume: bool) -> None:
             raise BadInput(
                 f"{path}: {gone[0]['label']} at seed {gone[0]['seed']} is not in this comparison; name it, or use --out"
             )
+        if was_tuned(path) != (tuning is not None):
+            how = "was tuned: name its --tune again" if was_tuned(path) else "was not tuned: leave --tune out"
+            raise BadInput(f"{out}: the comparison in this folder {how}, or choose another folder with --out")
     elif (out / "config.toml").exists():
         raise BadInput(f"{out} holds a single run: choose another folder with --out")
     write(path, json.dumps({
         "format": 1,
         "command": shlex.join(["undrift", *sys.argv[1:]]),
         "baseline": baseline,
+        "primary": todo[0].document["report"]["primary"],
+        "tuning": tuning,
         "machine": {"system": platform.platform(), "cores": os.cpu_count(), "python": platform.python_version()},
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "runs": runs,
@@ -220,6 +239,11 @@ def runs_of(path: Path) -> list:
         return json.loads(path.read_text(encoding="utf-8"))["runs"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BadInput(f"{path} is damaged: {error}") from error
+
+
+def was_tuned(path: Path) -> bool:
+    """Whether the comparison of a comparison.json that `runs_of` could read was tuned."""
+    return json.loads(path.read_text(encoding="utf-8")).get("tuning") is not None
 
 
 def done(run: Path, job: Job) -> bool:

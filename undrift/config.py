@@ -282,6 +282,36 @@ def assign(document: Mapping[str, Any], text: str) -> dict[str, Any]:
     return derive(document, overrides)
 
 
+def grid(texts: Iterable[str]) -> dict[str, list]:
+    """The values of each `--tune path=value,value`, by path; a value that is not TOML is a text."""
+    found: dict[str, list] = {}
+    for text in texts:
+        wrong = BadInput(f"--tune {shown(text)} must look like path=value,value, as in local.lr=0.01,0.1")
+        path, equals, values = (piece.strip() for piece in text.partition("="))
+        if not equals or not values or len(text.splitlines()) > 1:
+            raise wrong
+        _path(path, wrong)
+        if path in found:
+            raise BadInput(f"--tune {path} is given twice: write all its values behind one")
+        found[path] = _values(values, wrong)
+    return found
+
+
+def _values(text: str, wrong: BadInput) -> list:
+    try:
+        values = tomllib.loads(f"v = [{text}]")["v"]
+    except (ValueError, RecursionError):
+        pieces = [piece.strip() for piece in text.split(",")]
+        if not all(pieces):
+            raise wrong from None
+        return [piece if len(pieces) == 1 else _values(piece, wrong)[0] for piece in pieces]
+    # [0.01, 0.1] in brackets of its own is the list that is meant.
+    values = values[0] if len(values) == 1 and isinstance(values[0], list) else values
+    if not values:
+        raise wrong
+    return values
+
+
 def derive(document: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """The document with other settings, given as tables or by dotted keys.
 

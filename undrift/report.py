@@ -9,13 +9,14 @@ import math
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from undrift.contrasts import Amount, Contrast, Difference, corrected, difference, reached, targets
 from undrift.errors import BadInput
 from undrift.statistics import interval
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 # The tables of a configuration that say what is run; its other tables say with what (versions, digests, machine).
 SETTINGS = ("data", "task", "model", "local", "algorithm", "participation", "run")
 LOWER_IS_BETTER = ("loss", "divergence", "error", "mse", "rmse", "mae", "perplexity")
+OTHERS = ("train_loss", "divergence")  # measures beside those of test, validation and clients
 NOTHING = "\N{EN DASH}"  # what stands in the place of a number
 POINTS = 150  # a longer curve is drawn by the means of so many blocks of rounds
 # Okabe and Ito's colours, told apart by the colour-blind, without the yellow that white paper swallows.
@@ -72,6 +74,11 @@ class Run:
     def finished(self) -> bool:
         return self.diverged or self.rounds >= self.planned
 
+    def lower(self, key: str) -> bool:
+        """Whether less of a measure is better, as its metric says, or else its name."""
+        better = self.config.get("recorded", {}).get("better", {})
+        return better[name] == "lower" if (name := key.partition("_")[2]) in better else lower_is_better(key)
+
     @property
     def ceiling(self) -> bool:
         """Whether this is `centralised`: what could be reached without federation, no rival of the other methods."""
@@ -83,7 +90,10 @@ def read_runs(folder: Path) -> list[Run]:
     comparison = read_comparison(folder)
     if comparison is not None:
         entries = [(entry["label"], entry["seed"], folder / entry["folder"]) for entry in comparison["runs"]]
-        return [read_run(path, label, seed) for label, seed, path in entries if (path / "config.toml").exists()]
+        runs = [read_run(path, label, seed) for label, seed, path in entries if (path / "config.toml").exists()]
+        for run in runs:  # what decides may have been said anew when the comparison went on
+            run.config["report"] = {"primary": comparison["primary"]} if comparison.get("primary") else {}
+        return runs
     if (folder / "config.toml").exists():
         return [read_run(folder, folder.resolve().name)]
     raise BadInput(f"{folder} holds neither a run (config.toml) nor a comparison (comparison.json)")
@@ -145,6 +155,7 @@ class Row:
     planned: int
     evaluations: int  # that a final value is the mean of
     ceiling: bool
+    lower: bool  # whether less of the primary measure is better
     measures: dict[str, Measure]  # test metrics, the primary one first, then test_loss, train_loss, divergence
     bytes_down: float | None
     bytes_up: float | None
@@ -186,7 +197,8 @@ def counted(runs: Sequence[Run]) -> list[Run]:
 
 
 def measured(runs: Sequence[Run]) -> list[str]:
-    """The columns of final values: the task's first metric, the other test metrics, the losses, divergence."""
+    """The columns of final values: what decides (report.primary, or the task's first metric), the other test metrics,
+    the worst tenth of the clients, the losses, divergence."""
     found = list(dict.fromkeys(key for run in runs for record in run.records for key in record))
     tests = [key for key in found if key.startswith("test_")] or [key for key in found if key.startswith("validation_")]
     losses = [key for key in (*tests, "train_loss", "divergence") if key in found and not _is_metric(key)]
@@ -194,7 +206,20 @@ def measured(runs: Sequence[Run]) -> list[str]:
     metrics = sorted(
         (key for key in tests if _is_metric(key)), key=lambda key: names[:1] != [key.split("_", maxsplit=1)[1]]
     )
-    return [*metrics, *losses] or ["train_loss"]
+    worst = [key for key in found if key.startswith("client_") and key.endswith("_worst10")]
+    keys = [*metrics, *worst, *losses] or ["train_loss"]
+    return list(dict.fromkeys([_asked_for(runs, found), *keys])) if _asked_for(runs, found) else keys
+
+
+def _asked_for(runs: Sequence[Run], found: Sequence[str]) -> str | None:
+    """report.primary, where it is set and there is a value yet."""
+    name = next((name for run in runs if (name := run.config.get("report", {}).get("primary"))), None)
+    if name in found or not any(run.finished for run in runs):
+        return name if name in found else None
+    there = [key for key in found if key.startswith(("test_", "validation_", "client_")) or key in OTHERS]
+    if name:
+        raise BadInput(f"report.primary: no run has recorded {name} (there are: {', '.join(there)})")
+    return None
 
 
 def _is_metric(key: str) -> bool:
@@ -217,6 +242,7 @@ def _row(runs: Sequence[Run], keys: Sequence[str]) -> Row:
         planned=max(run.planned for run in runs),
         evaluations=min((len(_late(run, keys[0])) for run in used), default=0),
         ceiling=runs[0].ceiling,
+        lower=runs[0].lower(keys[0]),
         measures={key: _over_seeds([final(run, key) for run in used]) for key in keys},
         **{key: _total(used, key) for key in ("bytes_down", "bytes_up", "gradients", "seconds")},
     )
@@ -231,7 +257,7 @@ def final(run: Run, key: str) -> float | None:
     if not values:
         return None
     if run.diverged:
-        return None if lower_is_better(key) else min(values)
+        return None if run.lower(key) else min(values)
     late = [value for value in _late(run, key) if value is not None]
     return fmean(late) if late else values[-1]
 
@@ -265,23 +291,71 @@ def best(rows: Sequence[Row]) -> Row | None:
     rivals = [row for row in rows if not row.ceiling and row.measures[row.primary][0] is not None]
     if len(rivals) < 2:
         return None
-    return (min if lower_is_better(rivals[0].primary) else max)(rivals, key=lambda row: row.measures[row.primary][0])
+    return (min if rivals[0].lower else max)(rivals, key=lambda row: row.measures[row.primary][0])
 
 
-def write_summary(folder: Path, rows: Sequence[Row]) -> Path:
-    """Writes summary.csv: one row per label, plain numbers, empty where there is none."""
+def contrasts(folder: Path) -> dict[str, Contrast]:
+    """Every label of a comparison against its baseline; {} while the baseline has nothing to compare with."""
+    comparison = read_comparison(Path(folder))
+    runs = read_runs(Path(folder))
+    return _contrasts(runs, comparison["baseline"]) if comparison and any(run.records for run in runs) else {}
+
+
+def _contrasts(runs: Sequence[Run], baseline: str) -> dict[str, Contrast]:
+    key = measured(runs)[0]
+    groups = {label: [run for run in group if run.finished and run.records] for label, group in by_label(runs).items()}
+    finals = {label: {run.seed: final(run, key) for run in group} for label, group in groups.items() if group}
+    end = _over_seeds(list(finals[baseline].values()))[0] if baseline in finals else None
+    if end is None:
+        return {}
+    lower = groups[baseline][0].lower(key)
+    others = {label: difference(finals[label], finals[baseline]) for label in finals if label != baseline}
+    # The ceiling is no rival: it is shown, not tested.
+    tested = corrected(others, [label for label in others if not groups[label][0].ceiling])
+    return {
+        label: Contrast(
+            tested.get(label),
+            [reached([run.records for run in groups[label]], key, to, lower) for to in targets(end, lower)],
+        )
+        for label in finals
+    }
+
+
+def write_summary(folder: Path, rows: Sequence[Row], against: dict[str, Contrast] | None = None) -> Path:
+    """Writes summary.csv: one row per label, plain numbers, empty where there is none; `against` the baseline."""
     out = io.StringIO(newline="")
     plain = ("seeds", "unfinished", "diverged", "rounds", "evaluations")
     totals = ("bytes_down", "bytes_up", "gradients", "seconds")
     keys = list(rows[0].measures) if rows else []
     writer = csv.writer(out)
-    writer.writerow(["label", *plain, *(name for key in keys for name in (key, f"{key}_half_width")), *totals])
+    names = [name for key in keys for name in (key, f"{key}_half_width")]
+    writer.writerow(["label", *plain, *names, *totals, *(CONTRASTED if against is not None else ())])
     for row in rows:
         values = [number for key in keys for number in row.measures[key]]
-        writer.writerow(
-            [row.label, *(getattr(row, name) for name in plain), *values, *(getattr(row, name) for name in totals)]
-        )
+        beside = _contrasted(against.get(row.label)) if against is not None else ()
+        counts, sums = ([getattr(row, name) for name in names] for names in (plain, totals))
+        writer.writerow([row.label, *counts, *values, *sums, *beside])
     return _write(Path(folder) / "summary.csv", out.getvalue())
+
+
+# The columns of a comparison's summary.csv behind the totals; a median that lies beyond the runs' end is written ">end".
+CONTRASTED = ["difference_seeds", "difference", "difference_half_width", "p", "p_holm"]
+CONTRASTED += [
+    f"{name}{to}"
+    for to in ("", "_95")
+    for name in ("target", "reached", "rounds_to_target", "bytes_to_target", "gradients_to_target")
+]
+
+
+def _contrasted(contrast: Contrast | None) -> list:
+    if contrast is None:
+        return [None] * len(CONTRASTED)
+    one = contrast.difference
+    cells = [one.n, one.mean, one.half, one.p, one.corrected] if one else [None] * 5
+    for at in contrast.reached:
+        amounts = (f">{x.value:g}" if x.beyond else x.value for x in (at.rounds, at.bytes, at.gradients))
+        cells += [at.target, f"{at.k} of {at.n}", *amounts]
+    return cells
 
 
 def _write(path: Path, text: str) -> Path:
@@ -318,6 +392,28 @@ def show_measure(key: str, measure: Measure) -> str:
     # Two digits of a half width that begins with 1 or 2, one of any other.
     digits = min(max(math.ceil(-math.log10(half / 3)), 0), 6)
     return f"{mean:.{digits}f} ± {half:.{digits}f}"
+
+
+def show_difference(key: str, one: Difference) -> str:
+    """A signed mean difference and its half width: +3.2 ± 0.8 points for shares, -0.12 ± 0.03."""
+    if is_share(key):
+        return f"{100 * one.mean:+.1f}" + ("" if one.half is None else f" ± {100 * one.half:.1f}") + " points"
+    return ("+" if one.mean >= 0 else "") + show_measure(key, (one.mean, one.half))
+
+
+def show_p(p: float | None) -> str:
+    """0.0312 -> 0.031; what is smaller than a thousandth is said to be."""
+    return NOTHING if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def show_amount(amount: Amount, show: Callable[[float], str] = lambda number: f"{number:g}") -> str:
+    """A median, or that it lies beyond the end: 120, > 300."""
+    return ("> " if amount.beyond else "") + show(amount.value)
+
+
+def show_settings(settings: dict[str, Any]) -> str:
+    """local.lr = 0.1, algorithm.alpha = 0.05."""
+    return ", ".join(f"{key} = {_value(value)}" for key, value in settings.items())
 
 
 def show_bytes(number: float | None) -> str:
@@ -725,6 +821,11 @@ def write_report(folder: Path) -> Path:
         "words": in_words,
         "remark": remark,
         "counted": count_of,
+        "settings": show_settings,
+        "value": _value,
+        "p": show_p,
+        "amount": show_amount,
+        "difference": show_difference,
     }
     page = environment.get_template("report.html.jinja").render(_page(folder))
     return _write(folder / "report.html", page)
@@ -739,11 +840,16 @@ def _page(folder: Path) -> dict[str, Any]:
     comparison = read_comparison(folder)
     rows = _rows(runs)
     first = runs[0]
+    against = _contrasts(runs, comparison["baseline"]) if comparison and len(rows) > 1 else {}
     return {
         "title": folder.resolve().name,
         "comparison": comparison,
         "rows": rows,
         "best": best(rows),
+        "tuning": _tuning(comparison, rows),
+        "contrasts": against,
+        "pairs": {label: one.difference for label, one in against.items() if one.difference},
+        "tested": sum(one.difference is not None and one.difference.p is not None for one in against.values()),
         "looks": looks(runs),
         "about": describe(runs),
         "labels": listed([row.label for row in rows]),
@@ -759,6 +865,15 @@ def _page(folder: Path) -> dict[str, Any]:
         "config": (first.folder / "config.toml").read_text(encoding="utf-8"),
         "environment": _environment(first, comparison),
     }
+
+
+def _tuning(comparison: dict[str, Any] | None, rows: Sequence[Row]) -> dict[str, Any] | None:
+    """The search that chose the settings, as comparison.json has it, and the labels that it left alone."""
+    if not (comparison and comparison.get("tuning") and comparison["tuning"]["labels"]):
+        return None
+    found = comparison["tuning"]
+    alone = [row.label for row in rows if row.label not in found["labels"]]
+    return found | {"alone": listed(alone) if alone else ""}
 
 
 def _asked(runs: Sequence[Run], comparison: dict[str, Any] | None) -> int:

@@ -270,6 +270,7 @@ def recorded(built: Built, experiment: config.Experiment) -> dict:
         "parameters": built.simulation.net.layout.size,
         "clients": built.simulation.planners[0].source.population,
         "partition": digest(built.simulation.planners[0].source),
+        "better": {metric.name: metric.better for metric in built.evaluate.task.metrics},
         "sources": own,
     }
 

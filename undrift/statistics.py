@@ -38,3 +38,28 @@ def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float
     if len(values) < 2:
         return fmean(values), None
     return fmean(values), t_quantile(len(values) - 1, level) * stdev(values) / math.sqrt(len(values))
+
+
+def two_sided(t: float, df: int) -> float:
+    """P(|T| >= |t|): how often chance alone gives a t at least as far from zero."""
+    return max(0.0, 1.0 - coverage(abs(t), df))
+
+
+def paired(differences: Sequence[float]) -> tuple[float, float | None, float | None]:
+    """The mean of paired differences, half its t interval, and p of a mean of zero: None and None for one pair."""
+    mean, half = interval(differences)
+    if half is None:
+        return mean, None, None
+    error = stdev(differences) / math.sqrt(len(differences))
+    if error == 0:
+        return mean, half, 1.0 if mean == 0 else 0.0
+    return mean, half, two_sided(mean / error, len(differences) - 1)
+
+
+def holm(ps: Sequence[float]) -> list[float]:
+    """Each p after Holm's correction for so many tests: the smallest times n, the next times n - 1, never falling."""
+    corrected, least = [0.0] * len(ps), 0.0
+    for rank, i in enumerate(sorted(range(len(ps)), key=ps.__getitem__)):
+        least = max(least, min(1.0, (len(ps) - rank) * ps[i]))
+        corrected[i] = least
+    return corrected
