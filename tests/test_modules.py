@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
-from undrift.errors import BadInput
+from undrift.errors import BadInput, RunFailed
 from undrift.modules import CounterDropout, check_output, draw_from, initial, prepare, to_group_norm
 from undrift.rng import Stream, Use
 from undrift.tasks import Task, default_task
@@ -351,13 +351,17 @@ LABELS = torch.tensor([0, 2, 1])
             "task.loss: .* from 0 to 1",
         ),
         (nn.Linear(4, 1), (torch.zeros(3, 4), LABELS), Task(lambda o, t: o.mean()), "task.loss must return one number"),
-        (nn.Linear(4, 1), (torch.zeros(3, 4), LABELS), Task(lambda o, t: o @ o), "model.name: .* do not fit the task"),
     ],
 )
 def test_what_does_not_fit_the_data_is_one_sentence(module, samples, task, words):
     with pytest.raises(BadInput, match=words) as refused:
         check_output(module, samples, task)
     assert "\n" not in str(refused.value)
+
+
+def test_a_users_own_loss_that_fails_is_shown_with_its_line():
+    with pytest.raises(RunFailed, match=r"task: a loss or metric failed at .*test_modules.py, line \d+, `.*o @ o"):
+        check_output(nn.Linear(4, 1), (torch.zeros(3, 4), LABELS), Task(lambda o, t: o @ o))
 
 
 def test_what_fits_passes_and_nothing_is_changed():

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .errors import BadInput
 from .rng import Stream, Use, philox
 from .tasks import Task, binary_cross_entropy, cross_entropy, parts
+from .userfiles import users_failure, users_frames
 
 # -- the initial model ---------------------------------------------------------
 
@@ -316,6 +317,8 @@ def _check_task(outputs: Tensor, target: Tensor, task: Task, key: str) -> None:
     except BadInput:
         raise
     except Exception as e:  # a user's own loss or metric may raise anything
+        if users_frames(e):
+            raise users_failure(e, "task", "a loss or metric") from e
         raise BadInput(f"{fit} do not fit the task: {_line(e)}") from e
     if not isinstance(losses, Tensor) or losses.shape != target.shape[:1]:
         found = list(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__

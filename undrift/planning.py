@@ -59,9 +59,9 @@ class Feed:
                 if take <= 0:
                     continue
                 flat = rows[order[: min(len(rows), take * effort.batch)]]
-                block = np.full(take * effort.batch, -1)
+                block = np.full(take * width, -1)
                 block[: len(flat)] = flat
-                index[c, at : at + take] = block.reshape(take, effort.batch)[:, :width]
+                index[c, at : at + take] = block.reshape(take, width)
         return index
 
     def _at(self, k: int) -> np.ndarray:

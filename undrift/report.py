@@ -338,7 +338,7 @@ def write_summary(folder: Path, rows: Sequence[Row], against: dict[str, Contrast
     return _write(Path(folder) / "summary.csv", out.getvalue())
 
 
-# The columns of a comparison's summary.csv behind the totals; a median that lies beyond the runs' end is written ">end".
+# The columns of a comparison's summary.csv behind the totals; a median beyond the runs' end is written ">end".
 CONTRASTED = ["difference_seeds", "difference", "difference_half_width", "p", "p_holm"]
 CONTRASTED += [
     f"{name}{to}"

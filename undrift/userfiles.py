@@ -61,7 +61,7 @@ def users_failure(error: BaseException, key: str, what: str) -> RunFailed:
     where = ""
     if isinstance(error, SyntaxError) and error.filename:
         where = f" at {error.filename}, line {error.lineno}"
-    elif frames := _users_frames(error):
+    elif frames := users_frames(error):
         where = f" at {frames[-1].filename}, line {frames[-1].lineno}, `{shown(frames[-1].line or '', 100)[1:-1]}`"
     said = " ".join(str(error).split())[:200]
     return RunFailed(f"{key}: {what} failed{where}: {type(error).__name__}" + (f": {said}" if said else ""))
@@ -161,7 +161,7 @@ def _note_sibling(name: str, private: str, root: Path) -> None:
             _SIBLINGS[name] = root
 
 
-def _users_frames(error: BaseException) -> list[traceback.FrameSummary]:
+def users_frames(error: BaseException) -> list[traceback.FrameSummary]:
     """The frames in files that are neither ours nor a library's; else those in an installed file named by the user."""
     libraries = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     others = [Path(__file__).parent.resolve(), *(Path(library).resolve() for library in libraries)]
