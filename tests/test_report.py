@@ -438,12 +438,18 @@ def test_what_is_not_a_finite_number_is_none():
 
 
 def test_direction_of_a_measure():
-    assert [lower_is_better(key) for key in ("test_loss", "test_squared-error", "test_accuracy", "test_auroc")] == [
-        True,
-        True,
-        False,
-        False,
-    ]
+    keys = ("test_loss", "test_squared-error", "client_rmse_worst10", "test_accuracy", "test_auroc")
+    assert [lower_is_better(key) for key in keys] == [True, True, True, False, False]
+
+
+def test_the_worst_tenth_of_the_clients_is_a_column(tmp_path):
+    lines = make_run(tmp_path / "run")
+    lines = [line | {"client_accuracy_mean": 0.8, "client_accuracy_worst10": 0.4} for line in lines]
+    (tmp_path / "run" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (row,) = summary([tmp_path / "run"])
+    assert list(row.measures)[:3] == ["test_accuracy", "client_accuracy_worst10", "test_loss"]
+    page = read_page(tmp_path / "run").text
+    assert "client accuracy, worst tenth" in page and "40.0 %" in page
 
 
 def test_a_setting_that_varies_is_not_described(tmp_path):

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 SETTINGS = ("data", "task", "model", "local", "algorithm", "participation", "run")
 LOWER_IS_BETTER = ("loss", "divergence", "error", "mse", "rmse", "mae", "perplexity")
 OTHERS = ("train_loss", "divergence")  # measures beside those of test, validation and clients
+WORST = "_worst10"  # behind a metric of the clients: the mean over the worst tenth of them
 NOTHING = "\N{EN DASH}"  # what stands in the place of a number
 POINTS = 150  # a longer curve is drawn by the means of so many blocks of rounds
 # Okabe and Ito's colours, told apart by the colour-blind, without the yellow that white paper swallows.
@@ -77,7 +78,8 @@ class Run:
     def lower(self, key: str) -> bool:
         """Whether less of a measure is better, as its metric says, or else its name."""
         better = self.config.get("recorded", {}).get("better", {})
-        return better[name] == "lower" if (name := key.partition("_")[2]) in better else lower_is_better(key)
+        name = key.removesuffix(WORST).partition("_")[2]
+        return better[name] == "lower" if name in better else lower_is_better(key)
 
     @property
     def ceiling(self) -> bool:
@@ -206,7 +208,7 @@ def measured(runs: Sequence[Run]) -> list[str]:
     metrics = sorted(
         (key for key in tests if _is_metric(key)), key=lambda key: names[:1] != [key.split("_", maxsplit=1)[1]]
     )
-    worst = [key for key in found if key.startswith("client_") and key.endswith("_worst10")]
+    worst = [key for key in found if key.startswith("client_") and key.endswith(WORST)]
     keys = [*metrics, *worst, *losses] or ["train_loss"]
     return list(dict.fromkeys([_asked_for(runs, found), *keys])) if _asked_for(runs, found) else keys
 
@@ -283,7 +285,7 @@ def finite(value: Any) -> float | None:
 
 def lower_is_better(key: str) -> bool:
     """Whether less of this measure is better, by the last word of its name."""
-    return key.replace("-", "_").split("_")[-1] in LOWER_IS_BETTER
+    return key.removesuffix(WORST).replace("-", "_").split("_")[-1] in LOWER_IS_BETTER
 
 
 def best(rows: Sequence[Row]) -> Row | None:
@@ -370,13 +372,13 @@ def _write(path: Path, text: str) -> Path:
 
 
 def in_words(key: str) -> str:
-    """test_accuracy -> test accuracy."""
-    return key.replace("_", " ")
+    """test_accuracy -> test accuracy, client_accuracy_worst10 -> client accuracy, worst tenth."""
+    return key.replace(WORST, ", worst tenth").replace("_", " ")
 
 
 def is_share(key: str) -> bool:
     """Whether a measure is a share of 1 that people read in per cent."""
-    return key.endswith("accuracy")
+    return key.removesuffix(WORST).endswith("accuracy")
 
 
 def show_measure(key: str, measure: Measure) -> str:
@@ -549,7 +551,7 @@ def console_table(rows: Sequence[Row]) -> Table:
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("", overflow="fold")
-    keys = [key for key in rows[0].measures if key not in ("train_loss", "divergence") or key == rows[0].primary]
+    keys = [key for key in rows[0].measures if key.startswith(("test_", "validation_")) or key == rows[0].primary]
     for name in (*(in_words(key).replace(" ", "\n") for key in keys), "sent", "gradients", "time"):
         table.add_column(name, justify="right", no_wrap=True)
     first = best(rows)
