@@ -164,6 +164,45 @@ def report(
     _summarise(folder)
 
 
+@app.command("list")
+def list_(
+    kind: Annotated[
+        str | None,
+        typer.Argument(
+            help="algorithms, parts, datasets, models, partitions, losses, metrics or participations; or a name",
+            metavar="KIND", show_default=False,
+        ),
+    ] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="one of them", show_default=False)] = None,
+) -> None:  # fmt: skip
+    """List what there is by name, a line each.
+
+    Of one name everything: its settings, and of an algorithm the parts that it is made of, with their updates.
+    """
+    from .listing import listing
+
+    print("\n".join(listing(kind, name)))
+
+
+@app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(help="a run's folder", metavar="DIR", show_default=False)],
+    best: Annotated[bool, typer.Option("--best", help="the best model by validation, not the last one")] = False,
+    to: Annotated[
+        Path | None,
+        typer.Option("--to", metavar="FILE", help="where it goes (DIR/model.safetensors)", show_default=False),
+    ] = None,
+) -> None:
+    """Write a run's trained model as a state_dict.
+
+    A safetensors file that loads with strict=True into the plain module, frozen and tied weights and buffers included;
+    [model] weights = FILE starts from it.
+    """
+    from .results import export as write_out
+
+    print(write_out(folder, best, to))
+
+
 @app.command()
 def verify(
     files: Annotated[
