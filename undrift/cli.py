@@ -164,6 +164,33 @@ def report(
     _summarise(folder)
 
 
+@app.command()
+def plan(
+    toml: Toml,
+    set_: Sets = None,
+    partition: Annotated[
+        Path | None,
+        typer.Option(
+            "--partition", metavar="FILE", show_default=False,
+            help="write the clients' index lists, which partition = {file = FILE} reads back",
+        ),
+    ] = None,
+) -> None:  # fmt: skip
+    """Say what a run will take, before it runs.
+
+    Bytes, gradients, memory, how often a client is seen: from the shapes of the model and the sizes of the clients,
+    without training.
+    """
+    from . import config
+
+    experiment = config.read(toml, set_ or ())
+    from .forecast import forecast, write_partition
+
+    if partition is not None:
+        write_partition(experiment, partition)
+    print("\n".join(forecast(experiment).lines()))
+
+
 @app.command("list")
 def list_(
     kind: Annotated[
