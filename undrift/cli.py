@@ -191,6 +191,47 @@ def plan(
     print("\n".join(forecast(experiment).lines()))
 
 
+@app.command()
+def check(
+    name: Annotated[
+        str, typer.Argument(help="a method or part: my_file:Mine, or a name", metavar="NAME", show_default=False)
+    ],
+) -> None:
+    """Check a method or part of one's own.
+
+    The suite that every method of undrift passes: chunking, ragged steps, sweeps, lost clients, resume, bytes; alone
+    and inside other parts. Exit code 1: something fails.
+    """
+    from .check import check as all_checks
+
+    failed = False
+    for found in all_checks(name):
+        print(found, flush=True)
+        failed |= found.failed
+    raise typer.Exit(1 if failed else 0)
+
+
+new = typer.Typer(no_args_is_help=True, help="Write a file to begin with.", rich_markup_mode=None)
+app.add_typer(new, name="new")
+
+
+@new.callback()
+def _new() -> None:
+    """Write a file to begin with."""
+
+
+@new.command()
+def method(name: Annotated[str, typer.Argument(metavar="NAME", help="as in slow-pull", show_default=False)]) -> None:
+    """Write a method that runs, and its test, into the current folder."""
+    from .template import new_method
+
+    path, test = new_method(name, Path())
+    cls = next(line for line in path.read_text().splitlines() if line.startswith("class ")).split()[1].partition("(")[0]
+    print(f"{path}, {test}")
+    print(f"undrift check {path.stem}:{cls}")
+    print(f"undrift run EXP.toml --set algorithm.name={path.stem}:{cls}")
+
+
 @app.command("list")
 def list_(
     kind: Annotated[
