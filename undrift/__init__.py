@@ -2,6 +2,9 @@
 
 run(experiment, out=...)         one run: rounds, records, checkpoints; again with resume=True
 compare(experiment, methods)     several methods on the same draws, a table and a report
+load(DIR)                        a run opened again: .config, .records, .model(), the plain nn.Module
+export(DIR)                      its model as a state_dict in safetensors
+frame(DIR, ...)                  rounds or logged clients as a pandas table
 Experiment                       what both take; undrift.config.read("exp.toml") gives one
 Algorithm, Around, Upload, Codec, stack      a method of one's own
     algorithms                       the methods and parts that there are
@@ -19,6 +22,9 @@ __all__ = [
     "Upload",
     "algorithms",
     "compare",
+    "export",
+    "frame",
+    "load",
     "run",
     "stack",
     "to_group_norm",
@@ -32,6 +38,9 @@ _HOMES = {
     "Experiment": "config",
     "Upload": "algorithm",
     "compare": "comparison",
+    "export": "results",
+    "frame": "frames",
+    "load": "results",
     "run": "running",
     "stack": "algorithm",
     "to_group_norm": "modules",

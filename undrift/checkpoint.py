@@ -5,15 +5,18 @@ rows-ROUND.safetensors      a generation: the client states that changed since t
 current.json                names the files that are one checkpoint, with checksums; what it does not name never was
 best.safetensors            the best model so far, where one is kept
 final.safetensors           everything in one file, once the run is done
+module.safetensors          what the vectors do not say of the trained module (see portable.py)
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +26,7 @@ from undrift.files import FORMAT, UNFINISHED, check_format, checksum, pack, read
 
 CURRENT, BEST, FINAL = "current.json", "best.safetensors", "final.safetensors"
 OURS = re.compile(rf"((server|rows)-\d+(-\d+)?|best|final)\.safetensors({UNFINISHED})?|current\.json{UNFINISHED}")
+T = TypeVar("T")
 GENERATIONS = 64  # at most; so a resume opens few files however long the run is
 
 
@@ -75,6 +79,10 @@ class Checkpoints:
         rows = merge(self._generations()) if commit.rows else {}
         self._know(rows)
         return Checkpoint(commit.round, self._read(commit.server), rows, commit.counters, commit.done)
+
+    def server(self) -> dict[str, Tensor] | None:
+        """The server's tensors of the committed checkpoint."""
+        return None if self.commit.server is None else self._read(self.commit.server)
 
     def save(
         self,
@@ -186,10 +194,19 @@ class Checkpoints:
 
 def read_checkpoint(run: Path) -> Checkpoint | None:
     """The last checkpoint in a run's folder, also while the run is going on."""
+    return _read_while_it_goes_on(run, Checkpoints.load)
+
+
+def read_server(run: Path) -> dict[str, Tensor] | None:
+    """The server's tensors of the last checkpoint, without the clients' states; None where there is none yet."""
+    return _read_while_it_goes_on(run, Checkpoints.server)
+
+
+def _read_while_it_goes_on(run: Path, what: Callable[[Checkpoints], T]) -> T:
     while True:
         checkpoints = Checkpoints(run / "checkpoint")
         try:
-            return checkpoints.load()
+            return what(checkpoints)
         except BadInput:
             if Checkpoints(run / "checkpoint").commit == checkpoints.commit:
                 raise  # else the run has replaced it meanwhile

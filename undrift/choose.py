@@ -117,12 +117,16 @@ def engine(
 
     alone, together = one_client(net), many_clients(net)
     many, xs = side_by_side(chunk), torch.stack([x] * chunk)
-    work = f"{net.module} {list(net.layout.shapes)} {shapes(batch)} {chunk} clients {precision} {threads} threads"
-    seconds = speeds(work, {
+    seconds = speeds(work_of(net, batch, chunk, precision, threads), {
         "loop": lambda: [alone(bare, {}, x, batch) for _ in range(chunk)],
         "vmap": lambda: together(bare, {}, xs, many),
     })  # fmt: skip
     return ("vmap", chunk, []) if seconds["vmap"] < seconds["loop"] else ("loop", 1, [])
+
+
+def work_of(net: Net, batch: Batch, chunk: int, precision: str, threads: int) -> str:
+    """What `chunk` gradients of a mini-batch are called in the table of speeds."""
+    return f"{net.module} {list(net.layout.shapes)} {shapes(batch)} {chunk} clients {precision} {threads} threads"
 
 
 def largest_chunk(run: config.Run, net: Net, x, batch: Batch, cohort: int) -> int:

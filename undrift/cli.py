@@ -184,6 +184,113 @@ def report(
 
 
 @app.command()
+def plan(
+    toml: Toml,
+    set_: Sets = None,
+    partition: Annotated[
+        Path | None,
+        typer.Option(
+            "--partition", metavar="FILE", show_default=False,
+            help="write the clients' index lists, which partition = {file = FILE} reads back",
+        ),
+    ] = None,
+) -> None:  # fmt: skip
+    """Say what a run will take, before it runs.
+
+    Bytes, gradients, memory, how often a client is seen: from the shapes of the model and the sizes of the clients,
+    without training.
+    """
+    from . import config
+
+    experiment = config.read(toml, set_ or ())
+    from .forecast import forecast, write_partition
+
+    if partition is not None:
+        write_partition(experiment, partition)
+    print("\n".join(forecast(experiment).lines()))
+
+
+@app.command()
+def check(
+    name: Annotated[
+        str, typer.Argument(help="a method or part: my_file:Mine, or a name", metavar="NAME", show_default=False)
+    ],
+) -> None:
+    """Check a method or part of one's own.
+
+    The suite that every method of undrift passes: chunking, ragged steps, sweeps, lost clients, resume, bytes; alone
+    and inside other parts. Exit code 1: something fails.
+    """
+    from .check import check as all_checks
+
+    failed = False
+    for found in all_checks(name):
+        print(found, flush=True)
+        failed |= found.failed
+    raise typer.Exit(1 if failed else 0)
+
+
+new = typer.Typer(no_args_is_help=True, help="Write a file to begin with.", rich_markup_mode=None)
+app.add_typer(new, name="new")
+
+
+@new.callback()
+def _new() -> None:
+    """Write a file to begin with."""
+
+
+@new.command()
+def method(name: Annotated[str, typer.Argument(metavar="NAME", help="as in slow-pull", show_default=False)]) -> None:
+    """Write a method that runs, and its test, into the current folder."""
+    from .template import new_method
+
+    path, test = new_method(name, Path())
+    cls = next(line for line in path.read_text().splitlines() if line.startswith("class ")).split()[1].partition("(")[0]
+    print(f"{path}, {test}")
+    print(f"undrift check {path.stem}:{cls}")
+    print(f"undrift run EXP.toml --set algorithm.name={path.stem}:{cls}")
+
+
+@app.command("list")
+def list_(
+    kind: Annotated[
+        str | None,
+        typer.Argument(
+            help="algorithms, parts, datasets, models, partitions, losses, metrics or participations; or a name",
+            metavar="KIND", show_default=False,
+        ),
+    ] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="one of them", show_default=False)] = None,
+) -> None:  # fmt: skip
+    """List what there is by name, a line each.
+
+    Of one name everything: its settings, and of an algorithm the parts that it is made of, with their updates.
+    """
+    from .listing import listing
+
+    print("\n".join(listing(kind, name)))
+
+
+@app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(help="a run's folder", metavar="DIR", show_default=False)],
+    best: Annotated[bool, typer.Option("--best", help="the best model by validation, not the last one")] = False,
+    to: Annotated[
+        Path | None,
+        typer.Option("--to", metavar="FILE", help="where it goes (DIR/model.safetensors)", show_default=False),
+    ] = None,
+) -> None:
+    """Write a run's trained model as a state_dict.
+
+    A safetensors file that loads with strict=True into the plain module, frozen and tied weights and buffers included;
+    [model] weights = FILE starts from it.
+    """
+    from .results import export as write_out
+
+    print(write_out(folder, best, to))
+
+
+@app.command()
 def verify(
     files: Annotated[
         list[Path] | None,

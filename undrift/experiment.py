@@ -14,7 +14,7 @@ from . import config, models, optim
 from .algorithm import Algorithm, said
 from .algorithms import make as make_algorithm
 from .choose import DTYPES, Choices, engine, place, settle
-from .data import HeldOut, Pooled, Source
+from .data import HeldOut, Pooled, Samples, Source
 from .data import make as make_source
 from .data.source import each, length
 from .errors import BadInput
@@ -24,10 +24,11 @@ from .gradients import Net
 from .modules import CounterDropout, check_output
 from .participation import participations
 from .planning import Effort, Planner
+from .portable import state_dict
 from .round import Simulation
 from .schedule import rates
 from .tasks import Task, parts
-from .vector import load, parameters
+from .vector import parameters
 from .work import Batch, Local
 
 
@@ -57,7 +58,7 @@ def build(
     algorithm = method(e)
     source = data(e).to(device)
     task = Task.make({"loss": e.task.loss, "metrics": e.task.metrics}, source.classes, e.folder)
-    module = model(e, source, task).to(device, dtype)
+    module = model(e, source, task, dtype).to(device)
     net = Net(module, task.loss)
     x = parameters(module, net.layout, dtype, device)
     planner = plan(e, algorithm, source, net, dtype, device)
@@ -92,39 +93,38 @@ def data(e: config.Experiment) -> Source:
     return HeldOut(source, e.data.validation, seed) if e.data.validation else source
 
 
-def model(e: config.Experiment, source: Source, task: Task) -> nn.Module:
+def model(e: config.Experiment, source: Source, task: Task, dtype: torch.dtype = torch.float32) -> nn.Module:
     """The initial model, checked against the data."""
     some = source.client(0)
     if length(some) < 2:  # a layer may treat a batch of one in a way of its own
         some = each(lambda t: torch.cat([t, t]), some)
-    inputs, named, _ = parts(each(lambda t: t.cpu(), some))
-    shapes = [tuple(t.shape[1:]) for t in (*inputs, *named.values())]
     seed = e.run.seed if e.model.seed is None else e.model.seed
     module = models.build(
-        {"name": e.model.name, **e.model.options}, shape=shapes[0] if len(shapes) == 1 else shapes,
+        {"name": e.model.name, **e.model.options}, shape=input_shape(some),
         classes=source.classes, seed=seed, batchnorm=e.model.batchnorm, folder=e.folder,
     )  # fmt: skip
     check_output(module, each(lambda t: t.cpu(), some), task)
+    module = module.to(dtype)  # before the weights come in: a float64 run's stay what they are
     if e.model.weights is not None:
         begin_from(module, Path(e.model.weights), e.folder)
     return module.train()
 
 
+def input_shape(samples: Samples) -> tuple | list[tuple]:
+    """The shape of one input sample, of each where a module takes several."""
+    inputs, named, _ = parts(samples)
+    shapes = [tuple(t.shape[1:]) for t in (*inputs, *named.values())]
+    return shapes[0] if len(shapes) == 1 else shapes
+
+
 def begin_from(module: nn.Module, given: Path, folder: str | None) -> None:
-    """Loads `model.weights`: a state_dict in safetensors, or the final model of a run's folder."""
+    """Loads `model.weights`: a state_dict in safetensors, or the last model of a run's folder."""
     path = next((p for p in (Path(folder or ".") / given, given) if p.exists()), None)
     if path is None:
         raise BadInput(f"model.weights: there is no {given} beside the TOML or in the current folder")
-    if path.is_dir():
-        path = path / "checkpoint" / "final.safetensors"
-        net = Net(module, None)
-        x = read_tensors(path).get("server.x")
-        if x is None or x.numel() != net.layout.size:
-            raise BadInput(f"model.weights: {path} holds no model of {net.layout.size} parameters")
-        load(module, net.layout, x.reshape(-1))
-        return
+    state = state_dict(path) if path.is_dir() else read_tensors(path)
     try:
-        module.load_state_dict(read_tensors(path), strict=True)
+        module.load_state_dict(state, strict=True)
     except RuntimeError as error:
         raise BadInput(f"model.weights: {path} does not fit the model: {' '.join(str(error).split())[:300]}") from error
 

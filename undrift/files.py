@@ -110,10 +110,15 @@ def unpack(path: Path, data: bytes) -> dict[str, Tensor]:
         tensors = safetensors.torch.load(data)
     except (SafetensorError, AssertionError, KeyError, RuntimeError, ValueError) as error:
         raise BadInput(f"{path} is damaged: {error}") from error
-    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    said = (header.get("__metadata__") or {}).get("format", "")
+    said = read_facts(data).get("format", "")
     check_format(path, int(said) if said.isdecimal() else FORMAT)  # other programs write words there
     return tensors
+
+
+def read_facts(data: bytes) -> dict[str, str]:
+    """The facts that the bytes of a safetensors file carry beside its tensors."""
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    return header.get("__metadata__") or {}
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

@@ -85,6 +85,11 @@ def prepare(module: nn.Module, batchnorm: str | None = None, key: str = "model")
     return module
 
 
+def converted(module: nn.Module, batchnorm: str | None) -> nn.Module:
+    """The plain module that `batchnorm` makes: with GroupNorm as asked; one that is frozen keeps its own layers."""
+    return to_group_norm(module) if batchnorm == "group" else module
+
+
 def _keeps_statistics(layer: nn.Module) -> bool:
     return isinstance(layer, _BatchNorm) or (isinstance(layer, _InstanceNorm) and layer.track_running_stats)
 

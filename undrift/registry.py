@@ -135,7 +135,7 @@ def check(
     also: Iterable[str] = (),
 ) -> tuple[dict[str, Any], list[str]]:
     """The keyword arguments for `make` from what was typed at `key` and what is given; and a sentence per problem."""
-    signature = _signature(make)
+    signature = signature_of(make)
     if signature is None:  # some builtins do not say what they take
         return dict(options), []
     named = {p.name: p for p in signature.parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
@@ -199,13 +199,26 @@ def _read_as_json(model: type[_Setting], value: Any) -> _Setting | None:
         return None
 
 
-def _signature(make: Callable) -> inspect.Signature | None:
+def signature_of(make: Callable) -> inspect.Signature | None:
+    """What a callable takes; None for some builtins, which do not say."""
     try:
         return inspect.signature(make, eval_str=True)
     except (NameError, AttributeError, SyntaxError, TypeError):  # an annotation that cannot be evaluated: go without
-        return inspect.signature(make)
+        signature = inspect.signature(make)
+        return signature.replace(parameters=[_evaluated(p, make) for p in signature.parameters.values()])
     except ValueError:
         return None
+
+
+def _evaluated(parameter: inspect.Parameter, make: Callable) -> inspect.Parameter:
+    """The parameter with its annotation as a type, where its module knows the names in it."""
+    module = sys.modules.get(getattr(make.func if isinstance(make, functools.partial) else make, "__module__", ""))
+    if not isinstance(parameter.annotation, str) or module is None:
+        return parameter
+    try:
+        return parameter.replace(annotation=eval(parameter.annotation, vars(module)))
+    except (NameError, AttributeError, SyntaxError, TypeError):
+        return parameter
 
 
 def _model_of(annotation: Any) -> type[_Setting] | None:

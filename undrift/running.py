@@ -24,9 +24,10 @@ from .checkpoint import Checkpoint
 from .choose import Choices
 from .data import ArraySource, HeldOut, Pooled
 from .errors import BadInput, Interrupted
-from .experiment import Built, build, table
+from .experiment import Built, build, input_shape, table
 from .failures import as_ours, is_of_memory
 from .files import read_lines
+from .portable import evaluated, write_module
 from .record import CONFIG, RunFolder
 from .round import Simulation
 from .schedule import rests_on_rounds
@@ -71,7 +72,7 @@ def run(
         except Interrupted as signal:
             raise Interrupted(f"{signal} before the first round: nothing has changed") from None
         if before is None:
-            begin(folder, experiment, facts)
+            begin(folder, experiment, built, facts)
         else:
             same_sources(before["recorded"], facts, folder.path, notice)
             if before["run"]["rounds"] != experiment.run.rounds:
@@ -182,12 +183,16 @@ class Going:
 
     def save(self) -> None:
         state = self.simulation.states[0]
-        self.folder.save(self.simulation.round, flat(self.simulation), state.rows(state.changed), self.counters())
+        self.folder.save(self.simulation.round, self.server(), state.rows(state.changed), self.counters())
         state.changed.clear()
 
     def finish(self) -> None:
         state = self.simulation.states[0]
-        self.folder.finish(self.simulation.round, flat(self.simulation), state.rows(state.row), self.counters())
+        self.folder.finish(self.simulation.round, self.server(), state.rows(state.row), self.counters())
+
+    def server(self) -> dict[str, Tensor]:
+        """The server's fields, and what is evaluated where that is another model than its x."""
+        return flat(self.simulation) | evaluated(self.simulation.algorithm, self.simulation.server)
 
     def counters(self) -> dict:
         return {"round": self.simulation.round, **self.totals, "state": {"refused": self.refused, "best": self.best}}
@@ -238,8 +243,10 @@ def finite(value: float | None) -> float | None:
 # ---------------------------------------------------------------- what a folder says of its run
 
 
-def begin(folder: RunFolder, experiment: config.Experiment, facts: dict) -> None:
-    """Writes config.toml, and copies of the user's own source files."""
+def begin(folder: RunFolder, experiment: config.Experiment, built: Built, facts: dict) -> None:
+    """Writes config.toml, what is to be known of the module, and copies of the user's own source files."""
+    source = built.evaluate.source
+    write_module(folder.path, built.simulation.net.module, input_shape(source.client(0)), source.classes)
     for own in facts["sources"].values():
         target = folder.path / "sources" / own["copy"]
         target.parent.mkdir(exist_ok=True)

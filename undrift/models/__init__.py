@@ -37,7 +37,20 @@ def build(
     batchnorm: str | None = None,
     folder: str | Path | None = None,
 ) -> nn.Module:
-    """The initial model of `table`: a registered name or `package.module:factory`, and its options.
+    """The initial model of `table`, fit for federated training."""
+    return prepare(plain(table, shape=shape, classes=classes, seed=seed, key=key, folder=folder), batchnorm, key)
+
+
+def plain(
+    table: Mapping,
+    *,
+    shape,
+    classes: int | None,
+    seed: int,
+    key: str = "model",
+    folder: str | Path | None = None,
+) -> nn.Module:
+    """The module of `table` as it is made: by a registered name or `package.module:factory`, and its options.
 
     A factory that has parameters `shape` (of one input sample; a list of shapes where there are several inputs) and
     `classes` (1 where the data have none: one output) is given them, unless the table sets them.
@@ -53,4 +66,4 @@ def build(
         raise BadInput(f"{key}.name must make an nn.Module, and {table['name']} makes a {type(module).__name__}")
     if module is table["name"]:  # a live module of the caller's, which stays as it is
         module = copy.deepcopy(module)
-    return prepare(module, batchnorm, key)
+    return module
