@@ -10,8 +10,8 @@ from pathlib import Path
 from .algorithm import Algorithm
 from .algorithms import make
 from .errors import BadInput
-from .registry import users_failure
 from .suite import checks
+from .userfiles import users_failure
 
 # Alone, and where other parts send their own fields beside it.
 COMPANY = {

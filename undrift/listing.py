@@ -16,8 +16,9 @@ from .errors import BadInput
 from .metrics import metrics
 from .models import models
 from .participation import participations
-from .registry import Registry, described, shown, signature_of, suggestion
+from .registry import Registry, signature_of
 from .tasks import losses
+from .words import described, shown, suggestion
 
 KINDS: dict[str, Registry] = {
     "algorithms": algorithms,

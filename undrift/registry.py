@@ -7,6 +7,7 @@ with the other keys as keyword arguments, after they were checked against its si
 import functools
 import inspect
 import json
+import sys
 import types
 import warnings
 from collections.abc import Callable, Iterable, Mapping
