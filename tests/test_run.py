@@ -390,7 +390,7 @@ def test_weights_from_a_run_and_from_a_file(toml, tmp_path):
         (tmp_path / "empty").mkdir(exist_ok=True)
         with pytest.raises(BadInput) as error:
             play(toml, "d", f"model.weights='{given}'")
-        assert given in sentence(error)
+        assert given in sentence(error) and "model.weights" in sentence(error)
     with pytest.raises(BadInput) as error:
         play(toml, "d", "model={name='mlp', weights='first'}")
     assert "model.weights" in sentence(error)

@@ -122,7 +122,10 @@ def begin_from(module: nn.Module, given: Path, folder: str | None) -> None:
     path = next((p for p in (Path(folder or ".") / given, given) if p.exists()), None)
     if path is None:
         raise BadInput(f"model.weights: there is no {given} beside the TOML or in the current folder")
-    state = state_dict(path) if path.is_dir() else read_tensors(path)
+    try:
+        state = state_dict(path) if path.is_dir() else read_tensors(path)
+    except BadInput as error:
+        raise BadInput(f"model.weights: {error}") from error
     try:
         module.load_state_dict(state, strict=True)
     except RuntimeError as error:
