@@ -170,12 +170,12 @@ def start(*arguments, **options) -> subprocess.Popen:
     )  # fmt: skip
 
 
-def end(process: subprocess.Popen, seconds: float = 100) -> tuple[int, str, str]:
+def end(process: subprocess.Popen, seconds: float = 300) -> tuple[int, str, str]:
     out, err = process.communicate(timeout=seconds)
     return process.returncode, out, err
 
 
-def wait_for(path: Path, process: subprocess.Popen | None = None, seconds: float = 100) -> Path:
+def wait_for(path: Path, process: subprocess.Popen | None = None, seconds: float = 300) -> Path:
     """Returns when there is something at `path`, a name or a pattern in its last part."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
@@ -192,7 +192,7 @@ def rounds_of(run: Path) -> int:
 
 
 def wait_for_round(run: Path, n: int, process: subprocess.Popen) -> None:
-    until = time.monotonic() + 100
+    until = time.monotonic() + 300
     while rounds_of(run) < n:
         assert time.monotonic() < until and process.poll() is None, process.communicate()
         time.sleep(0.005)

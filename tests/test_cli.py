@@ -347,3 +347,26 @@ def test_verify_of_no_vectors(undrift, tmp_path):
     for text in ("{", "[]", "3", "\udcff", "[" * 10_000):
         (tmp_path / "x.json").write_bytes(text.encode(errors="surrogateescape"))
         refused(undrift("verify", "x.json"), "x.json")
+
+
+@pytest.mark.parametrize("part", ["blocks", "sub-model", "freeze"])
+def test_a_part_that_needs_blocks_is_refused_where_none_are_given(undrift, toml, part):
+    refused(undrift("run", toml, "--set", f'algorithm.parts=[{{part="{part}"}}]'), "algorithm.parts")
+
+
+def test_one_run_that_cannot_be_read_hides_no_other(undrift, tmp_path):
+    def damaged(document):
+        good, bad = document["runs"][0], dict(document["runs"][0], id="bad", schedule="nowhere")
+        off = dict(good, id="off", hp=good["hp"] | {"guess": 0, "lam": 0, "rho": None})
+        document["runs"] = [bad, good, off]
+
+    code, out, err = undrift("verify", a_file(tmp_path, damaged))
+    assert code == 2 and "2 passed, 0 failed, 0 unknown" in out and "run bad cannot be read" in err
+
+
+def test_a_partition_from_a_file_takes_the_place_of_a_named_one():
+    from undrift import config
+
+    document = {"data": {"name": "mnist", "partition": {"name": "dirichlet", "alpha": 0.3, "clients": 100}}}
+    changed = config.assign(document, 'data.partition={file="parts.json"}')
+    assert changed["data"]["partition"] == {"file": "parts.json"}

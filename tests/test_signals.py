@@ -13,7 +13,7 @@ from undrift.running import run
 from undrift.signals import NAMES, stopping
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="signals of POSIX")
-SECONDS = 10  # that the issue allows
+SECONDS = 60  # ten are promised on a machine that is not busy; a test asserts no time
 SLOW = ["--set", "algorithm.name='mine:Slow'", "--set", "run.rounds=80"]
 
 

@@ -7,6 +7,7 @@ client.
 
 from __future__ import annotations
 
+from bdb import BdbQuit
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,7 @@ class Algorithm:
     over_all = frozenset()  # mean fields taken over ALL clients: what did not arrive counts 0
     always = frozenset()  # server fields that move on even where nothing arrived: histories of models
     sends = True  # False: nothing travels (training on all data in one place)
+    covered = False  # works on `info.cover`, the coordinates that each client is given in a round
 
     def init(self, x: Tensor) -> tuple[Tree, Tree]:
         """The fields that this part OWNS: the server's, one client's."""
@@ -221,7 +223,7 @@ def widths(algorithm: Algorithm, layout: Layout, data=None) -> dict[str, int]:
         same_names(f"{part}.server", "server state", new, server)
         phase = "model"
         algorithm.model(**server)
-    except (Deferred, BadInput):
+    except (Deferred, BadInput, BdbQuit):
         raise
     except Exception as error:
         why = " ".join(str(error).split())[:300]

@@ -108,7 +108,7 @@ def engine(
             1,
             [f"clients train one after another: {type(net.module).__name__} cannot be batched ({trouble})"],
         )
-    chunk = run.chunk if run.chunk != "auto" else largest_chunk(run, net, x, batch, cohort)
+    chunk = min(run.chunk, cohort) if run.chunk != "auto" else largest_chunk(run, net, x, batch, cohort)
     if run.engine == "vmap" or device != "cpu":
         return "vmap", chunk, []
 

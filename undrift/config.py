@@ -380,6 +380,8 @@ def _replaced(old: Any, new: Any, path: tuple[str, ...] = ()) -> Any:
     default = getattr(SECTIONS[path[0]], "name", None) if len(path) == 1 and path[0] in SECTIONS else None
     if "name" in new and new != {"name": old.get("name", default)}:
         return new
+    if path == ("data", "partition") and "file" in new:
+        return new
     result = {**old, **{name: _replaced(old.get(name), value, (*path, name)) for name, value in new.items()}}
     for one, other in (("epochs", "steps"), ("steps", "epochs")):  # two ways to say the same: the later one holds
         if path == ("local",) and new.get(one) is not None and other not in new:

@@ -75,7 +75,7 @@ class Problem:
             raise Unknown(f"problem kind {given['kind']!r}")
         self.net = Net(module.to(dtype), loss)
         if self.net.layout.size != len(x):
-            raise Unknown(f"x0 has {len(x)} coordinates, the net {self.net.layout.size}")
+            raise ValueError(f"x0 has {len(x)} coordinates, the net {self.net.layout.size}")
         self.x = x
         self.sampled = given["kind"] != "quadratic"
 
@@ -99,7 +99,7 @@ class GivenFeed:
     def _rows(self, client: int, k: int) -> list[int]:
         if not self.problem.sampled:
             return [0]
-        return self.batches[client][min(k, len(self.batches[client]) - 1)]
+        return self.batches[client][min(k, len(self.batches[client]) - 1)]  # of a row that has finished, anything
 
     def _take(self, rows: list[list[int]]) -> Batch:
         width = max(map(len, rows))
@@ -109,6 +109,17 @@ class GivenFeed:
         return Batch(
             tuple(torch.stack([d[j][r] for d, r in zip(data, index, strict=True)]) for j in range(len(data[0]))), weight
         )
+
+
+def check_schedule(problem: Problem, s: dict) -> None:
+    """A round that names clients, samples or steps that there are not is refused, not read from the other end."""
+    if not s["cohort"] or any(not 0 <= i < len(problem.n) for i in s["cohort"]):
+        raise ValueError(f"a cohort must name clients from 0 to {len(problem.n) - 1}, not {s['cohort']}")
+    for i, steps, batches in zip(s["cohort"], s["steps"], s.get("batches", [[]] * len(s["cohort"])), strict=True):
+        if problem.sampled and len(batches) < steps:
+            raise ValueError(f"client {i} makes {steps} steps and has {len(batches)} mini-batches")
+        if any(not 0 <= row < len(problem.data[i][0]) for batch in batches for row in batch):
+            raise ValueError(f"a mini-batch of client {i} names a sample that it does not have")
 
 
 @dataclass(frozen=True)
@@ -130,6 +141,7 @@ class GivenPlanner:
         s, hp = self.schedule[r], self.run["hp"]
         clients, examples = np.array(s["cohort"]), np.array([self.problem.n[i] for i in s["cohort"]])
         weighted = hp.get("weighted", self.run["algorithm"] == "fednova")
+        check_schedule(self.problem, s)
         batches = dict(zip(s["cohort"], s.get("batches", [None] * len(clients)), strict=True))
         ones = np.ones(len(clients))
         return Plan(
@@ -324,6 +336,7 @@ def table(run: dict) -> dict:
         taken(hp, "b1", "b2", "eps")  # of the local optimizer
     hp.pop("exact", None)  # of the local solve
     found = METHODS[theirs](hp)
+    hp = {k: v for k, v in hp.items() if v}  # what is spelt out and off changes nothing
     if hp:
         raise Unknown(f"setting {', '.join(sorted(hp))} of {theirs}")
     return found
@@ -373,7 +386,7 @@ def replay(document: dict, run: dict, engine: str = "loop", chunk: int = 64, dty
 
 def verify_run(document: dict, run: dict, tolerance: float = TOLERANCE, **how) -> Verdict:
     """Replays one run and compares every model, and the floats that travelled."""
-    worst = 0.0
+    worst, run = 0.0, run | {"hp": {k: v for k, v in run["hp"].items() if v is not None}}
     try:
         rounds = replay(document, run, **how)
         pairs = zip(rounds, run["x"][1:], run["floats_down"], run["floats_up"], strict=True)

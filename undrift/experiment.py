@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from . import config, models, optim
-from .algorithm import Algorithm, said
+from .algorithm import Algorithm, chain, said
 from .algorithms import make as make_algorithm
 from .choose import DTYPES, Choices, engine, place, settle
 from .data import HeldOut, Pooled, Samples, Source
@@ -137,9 +137,15 @@ def method(e: config.Experiment) -> Algorithm:
     if e.algorithm.parts:
         named["parts"] = e.algorithm.parts
     try:
-        return make_algorithm(named, folder=e.folder)
+        made = make_algorithm(named, folder=e.folder)
     except BadInput as error:  # the stack knows its parts, not where they were typed
         raise error if str(error).startswith("algorithm") else BadInput(f"algorithm: {error}") from error
+    if covered := [type(part).__name__ for part in chain(made) if part.covered]:
+        raise BadInput(
+            f"algorithm.parts: {', '.join(covered)} work on the block of the model that a client is given in a round, "
+            f"and this version gives none: leave them out"
+        )
+    return made
 
 
 def plan(e: config.Experiment, algorithm: Algorithm, source: Source, net: Net, dtype, device) -> Planner:

@@ -80,7 +80,7 @@ class Adam(Optimizer):
     """m = b1 m + (1-b1) g, s = b2 s + (1-b2) g^2, move = -lr m / (sqrt(s) + eps); no bias correction."""
 
     b1: Any = 0.9
-    b2: Any = 0.99
+    b2: Any = 0.999
     eps: Any = 1e-8
 
     def init(self, x):

@@ -15,12 +15,16 @@ from ..work import Work
 class Blocks(Codec):
     """Only the coordinates of this client's block travel; the server's mean of each is over those that sent it."""
 
+    covered = True
+
     def encode(self, info, name, leaf):
         return Partial(over(leaf, lambda v: v * info.cover), info.cover)
 
 
 class Freeze(Around):
     """A client moves only the coordinates of its block. Innermost: it masks what other parts made of the gradient."""
+
+    covered = True
 
     def local(self, info, local):
         return self.inner.local(info, replace(local, decay=local.decay * info.cover))
@@ -61,6 +65,8 @@ class ControlledSVRG(Around):
 
 class SubModel(Upload):
     """The client holds and trains the coordinates of its slice only; `Blocks` outside sends only those."""
+
+    covered = True
 
     def down(self, info, **server):
         return Blocks().coded(info, self.inner.down(info, **server))

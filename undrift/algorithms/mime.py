@@ -10,7 +10,8 @@ from .ranges import Momentum
 
 @dataclass(frozen=True)
 class Mime(Around):
-    """g(y) - g(x) + c, both g on the same mini-batch; c = the mean of grad f_i(x) over the cohort"""
+    """g(y) - g(x) + c, both g on the same mini-batch; c = the mean of grad f_i(x) over the cohort: all whose first
+    upload came, also those whose second one is lost"""
 
     def survey(self, work, x, **rest):
         return self.inner.survey(work, x=x, **rest) | {"full": work.full_grad(x)}
