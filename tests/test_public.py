@@ -32,3 +32,9 @@ def test_a_comparison_and_a_run_from_python(tmp_path):
     rows = undrift.compare(e, methods=["fedavg", "scaffold"], seeds=2, out=tmp_path / "both")
     assert [row.label for row in rows] == ["fedavg", "scaffold"]
     assert (tmp_path / "both" / "report.html").exists()
+
+
+def test_the_version_is_the_packages():
+    from importlib.metadata import version
+
+    assert undrift.__version__ == version("undrift")

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from . import config
+from . import __version__, config
 from .cadence import Cadence
 from .checkpoint import Checkpoint
 from .choose import Choices
@@ -271,7 +271,7 @@ def recorded(built: Built, experiment: config.Experiment) -> dict:
     return {
         "choices": asdict(built.choices),
         "command": shlex.join(["undrift", *sys.argv[1:]]),
-        "versions": {name: version(name) for name in ("undrift", "torch", "numpy")}
+        "versions": {"undrift": __version__, **{name: version(name) for name in ("torch", "numpy")}}
         | {"python": platform.python_version()},
         "machine": {"system": platform.platform(), "processor": processor(), "cores": os.cpu_count() or 1},
         "parameters": built.simulation.net.layout.size,
