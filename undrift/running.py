@@ -289,7 +289,9 @@ def own_sources(document: dict) -> dict[str, Path]:
     found = sources()
     if not named & found.keys():
         return {}
-    return {text: path for text, path in found.items() if text in named or ":" not in text}
+    mine = {text: path for text, path in found.items() if text in named or ":" not in text}
+    # A file that is both named and imported by its plain name is one file.
+    return {text: path for path, text in {mine[text]: text for text in sorted(mine, key=named.__contains__)}.items()}
 
 
 def words(value) -> Iterator[str]:
