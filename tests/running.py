@@ -216,3 +216,17 @@ def same(a: Path, b: Path) -> None:
     assert (a / "clients.jsonl").exists() == (b / "clients.jsonl").exists()
     if (a / "clients.jsonl").exists():
         assert lines(a, "clients.jsonl") == lines(b, "clients.jsonl")
+
+
+SENTENCE = 400  # characters are enough for one
+
+
+def refused(answer, *words, code=2):
+    """A failure told in one line on stderr that holds the words."""
+    got, out, err = answer
+    assert got == code, (got, out, err)
+    assert out == ""
+    assert err.startswith("undrift: ") and err.count("\n") == 1 and len(err) < SENTENCE, err
+    assert "Traceback" not in err
+    for word in words:
+        assert word in err, (word, err)

@@ -4,8 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from running import lines, write
-from test_cli import refused, undrift  # noqa: F401
+from running import lines, refused, write
 
 from undrift import check as checking
 from undrift import suite
@@ -38,14 +37,14 @@ def few(monkeypatch):
     monkeypatch.setattr(checking, "checks", lambda make: some)
 
 
-def test_a_new_method_passes_the_whole_suite_and_its_own_test(undrift, tmp_path):  # noqa: F811
+def test_a_new_method_passes_the_whole_suite_and_its_own_test(undrift, tmp_path):
     code, out, err = undrift("new", "method", "slow-drag")
     assert (code, err) == (0, "") and "slow_drag:SlowDrag" in out
     ended = subprocess.run([sys.executable, "-m", "pytest", "-q", "test_slow_drag.py"], cwd=tmp_path)
     assert ended.returncode == 0
 
 
-def test_a_new_method_runs_and_logs(undrift, tmp_path):  # noqa: F811
+def test_a_new_method_runs_and_logs(undrift, tmp_path):
     undrift("new", "method", "slow-drag")
     toml = write(tmp_path)
     sets = ["--set", "algorithm.name=slow_drag:SlowDrag", "--set", "algorithm.mu=0.2", "--out", "a", "-q"]
@@ -54,7 +53,7 @@ def test_a_new_method_runs_and_logs(undrift, tmp_path):  # noqa: F811
     assert all(line["moved"] > 0 for line in lines(tmp_path / "a", "clients.jsonl"))
 
 
-def test_nothing_is_overwritten_and_names_are_names(undrift, tmp_path):  # noqa: F811
+def test_nothing_is_overwritten_and_names_are_names(undrift, tmp_path):
     (tmp_path / "test_mine.py").write_text("mine")
     refused(undrift("new", "method", "mine"), "test_mine.py is there already")
     assert not (tmp_path / "mine.py").exists() and (tmp_path / "test_mine.py").read_text() == "mine"
@@ -62,7 +61,7 @@ def test_nothing_is_overwritten_and_names_are_names(undrift, tmp_path):  # noqa:
         assert undrift("new", "method", name)[0] == 2
 
 
-def test_what_is_wrong_is_said_where(undrift, tmp_path, few):  # noqa: F811
+def test_what_is_wrong_is_said_where(undrift, tmp_path, few):
     (tmp_path / "wrong.py").write_text(WRONG)
     code, out, _ = undrift("check", "wrong:ClosesOver")
     failed = [line for line in out.splitlines() if line.startswith("FAILS")]
@@ -73,7 +72,7 @@ def test_what_is_wrong_is_said_where(undrift, tmp_path, few):  # noqa: F811
     refused(undrift("check", "wrong:Gone"), "wrong.py has no Gone")
 
 
-def test_parts_that_cannot_be_joined_are_not_failures(undrift, few):  # noqa: F811
+def test_parts_that_cannot_be_joined_are_not_failures(undrift, few):
     code, out, _ = undrift("check", "scaffold")
     assert code == 0
     [line] = [line for line in out.splitlines() if "control variates" in line]

@@ -6,46 +6,12 @@ import subprocess
 import sys
 
 import pytest
-from running import same, write
-
-import undrift.cli as cli
-from undrift import failures, signals
-
-SENTENCE = 400  # characters are enough for one
-
-
-@pytest.fixture
-def undrift(monkeypatch, capfd, tmp_path):
-    """undrift(*arguments) -> (exit code, stdout, stderr), in tmp_path, without what is set for a whole process."""
-    monkeypatch.setattr(signals, "_answer", lambda handler: None)
-    monkeypatch.setattr(failures, "bound_memory", lambda: None)
-    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
-    monkeypatch.chdir(tmp_path)
-
-    def command(*arguments):
-        monkeypatch.setattr(sys, "argv", ["undrift", *map(str, arguments)])
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return ended.value.code or 0, *capfd.readouterr()
-
-    return command
+from running import refused, same, write
 
 
 @pytest.fixture
 def toml(tmp_path):
     return write(tmp_path)
-
-
-def refused(answer, *words, code=2):
-    """A failure told in one line on stderr that holds the words."""
-    got, out, err = answer
-    assert got == code, (got, out, err)
-    assert out == ""
-    assert err.startswith("undrift: ") and err.count("\n") == 1 and len(err) < SENTENCE, err
-    assert "Traceback" not in err
-    for word in words:
-        assert word in err, (word, err)
 
 
 def test_a_run_and_what_it_leaves(undrift, toml, tmp_path):

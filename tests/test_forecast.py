@@ -4,8 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from running import write
-from test_cli import refused, undrift  # noqa: F401
+from running import refused, write
 
 from undrift import config, forecast, speeds
 from undrift.experiment import data
@@ -83,7 +82,7 @@ def test_the_time_is_known_once_the_speed_is(tmp_path, monkeypatch):
     assert forecast.forecast(e).seconds > 0
 
 
-def test_the_partition_comes_back(undrift, tmp_path):  # noqa: F811
+def test_the_partition_comes_back(undrift, tmp_path):
     toml = write(tmp_path, MNIST)
     code, out, err = undrift("plan", toml, "--partition", "parts.json", "--set", "data.seed=5")
     assert (code, err) == (0, "") and "573,578 parameters" in out
@@ -106,7 +105,7 @@ name = "lenet"
 """
 
 
-def test_what_cannot_be_planned(undrift, tmp_path):  # noqa: F811
+def test_what_cannot_be_planned(undrift, tmp_path):
     toml = write(tmp_path)
     refused(undrift("plan", toml, "--set", "local.rate=1"), "local.rate")
     refused(undrift("plan", toml, "--partition", "p.json"), "no index lists")

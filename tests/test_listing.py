@@ -1,7 +1,7 @@
 """`undrift list`: nothing that has a name is missing, and of each name everything is said."""
 
 import pytest
-from test_cli import refused, undrift  # noqa: F401
+from running import refused
 
 from undrift.errors import BadInput
 from undrift.listing import KINDS, listing
@@ -39,7 +39,7 @@ def test_an_algorithm_shows_its_stack_innermost_first_with_the_updates():
     assert text.index("x+ = x + server_lr") < text.index("ControlVariates (option = 2)") < text.index("g - c_i + c")
 
 
-def test_a_slip_is_answered_with_the_nearest(undrift):  # noqa: F811
+def test_a_slip_is_answered_with_the_nearest(undrift):
     refused(undrift("list", "algorithms", "scafold"), "did you mean scaffold")
     refused(undrift("list", "algoritms"), "did you mean algorithms")
     refused(undrift("list", "modles", "mlp"), "did you mean models")

@@ -4,8 +4,8 @@ import json
 
 import pytest
 import torch
+from running import refused
 from safetensors.torch import load_file
-from test_cli import refused, undrift  # noqa: F401
 from torch import nn
 
 import undrift as ud
@@ -129,7 +129,7 @@ def test_the_users_code_is_the_one_that_the_run_had(nets):
         ud.load(folder).model()
 
 
-def test_the_best_model_and_a_run_without_one(tmp_path, undrift):  # noqa: F811
+def test_the_best_model_and_a_run_without_one(tmp_path, undrift):
     changes = {"data": {"validation": 0.3}, "local": {"lr": 3.0}}
     e, folder = play(tmp_path, **changes, run={"rounds": 6, "eval_every": 1, "keep_best": True})
     best, last = ud.load(folder).model(best=True), ud.load(folder).model()
