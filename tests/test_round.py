@@ -9,12 +9,14 @@ import torch
 from torch import nn, zeros_like
 
 from undrift import suite, wire
-from undrift.algorithm import Around, Codec, Upload, stack
+from undrift.algorithm import Around, Codec, stack
 from undrift.algorithms import make
+from undrift.algorithms.blocks import Blocks
 from undrift.algorithms.control import ControlVariates
 from undrift.algorithms.fedavg import FedAvg
 from undrift.algorithms.mime import Mime
 from undrift.algorithms.server import Lookahead, ServerMomentum
+from undrift.codecs import QSGD, ErrorFeedback, TopK
 from undrift.data import ArraySource
 from undrift.errors import BadInput
 from undrift.gradients import Net
@@ -25,71 +27,12 @@ from undrift.rng import Stream, Use
 from undrift.round import Simulation
 from undrift.tasks import cross_entropy, squared_error
 from undrift.vector import parameters
-from undrift.wire import Partial, Quantised, Sparse, over
+from undrift.wire import Partial
 from undrift.work import Local
 
 F64 = torch.float64
 PLAIN = Local(SGD())
 BOTH = pytest.mark.parametrize("how", [{"engine": "loop"}, {"engine": "vmap", "chunk": 2}], ids=["loop", "vmap"])
-
-
-# -- parts that change what travels ------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Blocks(Codec):
-    """Only the coordinates that the round gives this client travel."""
-
-    def encode(self, info, name, leaf):
-        return Partial(over(leaf, lambda v: v * info.cover), info.cover)
-
-
-@dataclass(frozen=True)
-class QSGD(Codec):
-    """|v|_2 sign(v) (l + [u < a - l]) / s, a = s |v| / |v|_2, l = floor(a)."""
-
-    s: int = 4
-
-    def encode(self, info, name, leaf):
-        u = info.uniform(name)
-
-        def quantised(v):
-            norm = v.norm(dim=-1, keepdim=True)
-            a = self.s * v.abs() / torch.where(norm > 0, norm, 1)
-            low = a.floor()
-            return Quantised(norm, v.sign() * (low + (u < a - low)), self.s)
-
-        return over(leaf, quantised)
-
-
-@dataclass(frozen=True)
-class TopK(Codec):
-    """The k largest |v_j|."""
-
-    k: int = 5
-
-    def encode(self, info, name, leaf):
-        def largest(v):
-            index = torch.sort(v.abs(), dim=-1, descending=True, stable=True).indices[..., : self.k]
-            return Sparse(v.gather(-1, index), index, v.shape[-1])
-
-        return over(leaf, largest)
-
-
-@dataclass(frozen=True)
-class ErrorFeedback(Upload):
-    """Send dx + e; e+ = what of it did not arrive."""
-
-    def init(self, x):
-        return {}, {"e": zeros_like(x)}
-
-    def client(self, work, e, **rest):
-        upload, mine = self.inner.client(work, **rest)
-        dx = upload["dx"] + e
-        return upload | {"dx": dx}, mine | {"e": dx}
-
-    def commit(self, mine, dx, **sent):
-        return self.inner.commit(mine, dx=dx, **sent) | {"e": mine["e"] - dx}
 
 
 @dataclass(frozen=True)
